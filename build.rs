@@ -1,6 +1,7 @@
-//! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: of the model configuration, Rust types
-//! for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with; of load reports, types for
-//! `src/load_report/message.rs`.
+//! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: of
+//! the model configuration, Rust types for `src/model/proto.rs` and the descriptors that the text
+//! format and JSON are read and written with; of load reports, types for `src/load_report/message.
+//! rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,7 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Comments and positions are of no use at run time.
         file.source_code_info = None;
     }
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run this through cargo")?);
+    let out = PathBuf::from(
+        std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run this through cargo")?,
+    );
     std::fs::write(out.join("model_config.bin"), descriptors.encode_to_vec())?;
     // Sorted maps: the same configuration always has the same bytes and the same JSON.
     prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;

@@ -1,5 +1,6 @@
-//! Access control for parts of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`; spec 1.11): a restricted
-//! part serves only requests that carry a configured key with its value. Bearer tokens: [`tokens`].
+//! Access control for parts of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`;
+//! spec 1.11): a restricted part serves only requests that carry a configured key with its value.
+//! Bearer tokens: [`tokens`].
 
 pub mod tokens;
 
@@ -61,14 +62,19 @@ impl fmt::Debug for Restrictions {
 }
 
 impl Restrictions {
-    /// Adds a group: `api[,api...]:key=value`. `option` is the name of the option, `what` its term for a part.
+    /// Adds a group: `api[,api...]:key=value`. `option` is the name of the option, `what` its term
+    /// for a part.
     ///
     /// # Errors
-    /// The group has another form, a part does not exist, or a part is already restricted; with Triton's texts where it has one.
+    /// The group has another form, a part does not exist, or a part is already restricted; with
+    /// Triton's texts where it has one.
     pub fn add(&mut self, group: &str, option: &str, what: &str) -> Result<(), String> {
-        let parts = group.split_once(':').and_then(|(apis, rule)| Some((apis, rule.split_once('=')?)));
+        let parts =
+            group.split_once(':').and_then(|(apis, rule)| Some((apis, rule.split_once('=')?)));
         let Some((apis, (key, value))) = parts.filter(|(_, (key, _))| !key.is_empty()) else {
-            return Err(format!("{option} expects <{what}>[,<{what}>...]:<key>=<value>, got '{group}'"));
+            return Err(format!(
+                "{option} expects <{what}>[,<{what}>...]:<key>=<value>, got '{group}'"
+            ));
         };
         if !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
             return Err(format!("{option}: the key '{key}' cannot be the name of a header"));
@@ -79,7 +85,9 @@ impl Restrictions {
                 return Err(format!("unknown restricted {what} '{name}'; allowed: {names}"));
             };
             if self.rules.iter().any(|rule| rule.api == api) {
-                return Err(format!("{what} '{name}' can not be specified in multiple config groups"));
+                return Err(format!(
+                    "{what} '{name}' can not be specified in multiple config groups"
+                ));
             }
             self.rules.push(Rule { api, key: key.to_owned(), value: value.to_owned() });
         }
@@ -96,11 +104,16 @@ impl Restrictions {
         self.rules.iter().any(|rule| rule.api == api)
     }
 
-    /// Checks whether a request may use a part. `given` returns the value that the request carries for a key.
+    /// Checks whether a request may use a part. `given` returns the value that the request carries
+    /// for a key.
     ///
     /// # Errors
     /// Returns the key whose value is missing or wrong.
-    pub fn check<'a>(&self, api: Api, given: impl FnOnce(&str) -> Option<&'a [u8]>) -> Result<(), &str> {
+    pub fn check<'a>(
+        &self,
+        api: Api,
+        given: impl FnOnce(&str) -> Option<&'a [u8]>,
+    ) -> Result<(), &str> {
         let Some(rule) = self.rules.iter().find(|rule| rule.api == api) else { return Ok(()) };
         match given(&rule.key) {
             Some(value) if equal(value, rule.value.as_bytes()) => Ok(()),
@@ -111,7 +124,8 @@ impl Restrictions {
 
 /// Compares in a time that does not depend on where the first difference is.
 fn equal(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).fold(0, |all, (one, other)| all | (one ^ other)) == 0
+    one.len() == other.len()
+        && one.iter().zip(other).fold(0, |all, (one, other)| all | (one ^ other)) == 0
 }
 
 #[cfg(test)]
@@ -124,7 +138,10 @@ mod tests {
     fn restricts_the_parts_of_a_group_to_requests_with_its_value() {
         let mut restrictions = Restrictions::default();
         assert!(restrictions.is_empty());
-        assert_eq!(restrictions.add("health,model-repository:admin-key=a=b", OPTION, "api"), Ok(()));
+        assert_eq!(
+            restrictions.add("health,model-repository:admin-key=a=b", OPTION, "api"),
+            Ok(())
+        );
         assert_eq!(restrictions.add("inference:user=x", OPTION, "api"), Ok(()));
         let check = |api, value: Option<&'static str>| {
             restrictions.check(api, |key| value.filter(|_| key == "admin-key").map(str::as_bytes))
@@ -140,9 +157,18 @@ mod tests {
     #[test]
     fn refuses_an_invalid_group() {
         for (group, expected) in [
-            ("health", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health'"),
-            ("health:key", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:key'"),
-            ("health:=v", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:=v'"),
+            (
+                "health",
+                "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health'",
+            ),
+            (
+                "health:key",
+                "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:key'",
+            ),
+            (
+                "health:=v",
+                "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:=v'",
+            ),
             ("health:a b=v", "--http-restricted-api: the key 'a b' cannot be the name of a header"),
             ("x:k=v", "unknown restricted api 'x'; allowed: health, metadata"),
             ("health,health:k=v", "api 'health' can not be specified in multiple config groups"),

@@ -1,12 +1,15 @@
-//! Allocates blocks in a shared-memory tensor arena. Works with offsets only and never touches the memory.
+//! Allocates blocks in a shared-memory tensor arena. Works with offsets only and never touches the
+//! memory.
 //!
-//! Each side of a worker's connection allocates only in the arena that it writes, from private bookkeeping: data that the other
-//! process writes never decides where a block lies. First fit from the lowest address keeps the touched part of a large sparse
-//! arena small; [`Arena::idle_tail`] returns the part that can be given back to the system.
+//! Each side of a worker's connection allocates only in the arena that it writes, from private
+//! bookkeeping: data that the other process writes never decides where a block lies. First fit from
+//! the lowest address keeps the touched part of a large sparse arena small; [`Arena::idle_tail`]
+//! returns the part that can be given back to the system.
 
 use std::collections::BTreeMap;
 
-/// Blocks start at multiples of this many bytes: a cache line, and enough for any vector instruction.
+/// Blocks start at multiples of this many bytes: a cache line, and enough for any vector
+/// instruction.
 pub const ALIGNMENT: u64 = 64;
 
 /// A block of an arena.
@@ -50,8 +53,8 @@ impl Arena {
         self.used
     }
 
-    /// Allocates `len` bytes; `None` if no free span is large enough. An empty block occupies space too, so that every block can
-    /// be released by its offset.
+    /// Allocates `len` bytes; `None` if no free span is large enough. An empty block occupies space
+    /// too, so that every block can be released by its offset.
     pub fn allocate(&mut self, len: u64) -> Option<Block> {
         let size = span(len)?;
         let (&offset, &available) = self.free.iter().find(|(_, available)| **available >= size)?;
@@ -64,15 +67,17 @@ impl Arena {
         Some(Block { offset, len })
     }
 
-    /// Releases a block. The block must come from [`Arena::allocate`] of this arena and be released once.
+    /// Releases a block. The block must come from [`Arena::allocate`] of this arena and be released
+    /// once.
     pub fn release(&mut self, block: Block) {
         let Some(size) = span(block.len) else { return };
         self.used = self.used.saturating_sub(size);
         self.give_back(block.offset, size);
     }
 
-    /// Reserves a span at `at`, a multiple of [`ALIGNMENT`], so that no block crosses it until [`Arena::unfence`]. Returns false
-    /// if a block lies there. Does nothing at or beyond the end of the arena.
+    /// Reserves a span at `at`, a multiple of [`ALIGNMENT`], so that no block crosses it until
+    /// [`Arena::unfence`]. Returns false if a block lies there. Does nothing at or beyond the end
+    /// of the arena.
     pub fn fence(&mut self, at: u64) -> bool {
         if at >= self.capacity {
             return true;
@@ -110,8 +115,8 @@ impl Arena {
         self.free.insert(offset, size);
     }
 
-    /// Returns the span from `keep` (or the end of the last block, if that is later) to the highest byte ever touched, if it is
-    /// not empty; the arena counts it as untouched from now on.
+    /// Returns the span from `keep` (or the end of the last block, if that is later) to the highest
+    /// byte ever touched, if it is not empty; the arena counts it as untouched from now on.
     pub fn idle_tail(&mut self, keep: u64) -> Option<(u64, u64)> {
         let (&last, &length) = self.free.iter().next_back()?;
         if last + length != self.capacity {
@@ -167,7 +172,8 @@ mod tests {
         let mut arena = Arena::new(1024);
         assert!(arena.fence(256) && arena.fence(1024) && arena.fence(1 << 40));
         assert!(!arena.fence(256), "the fence exists already");
-        let taken: Vec<_> = [192, 192, 64, 512].iter().filter_map(|len| arena.allocate(*len)).collect();
+        let taken: Vec<_> =
+            [192, 192, 64, 512].iter().filter_map(|len| arena.allocate(*len)).collect();
         assert_eq!(taken.iter().map(|block| block.offset).collect::<Vec<_>>(), [0, 320, 192, 512]);
         assert_eq!((arena.allocate(1), arena.used()), (None, 960));
         assert!(!arena.fence(512), "a block is in the way");

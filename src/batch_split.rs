@@ -11,7 +11,8 @@ pub fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
     ends.collect()
 }
 
-/// Returns the end of each request's elements in a serialized BYTES tensor; `None` if `data` is not exactly `elements` elements.
+/// Returns the end of each request's elements in a serialized BYTES tensor; `None` if `data` is not
+/// exactly `elements` elements.
 pub fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> {
     let per_row = elements / rows_of.iter().sum::<u64>().max(1);
     let mut at: usize = 0;

@@ -1,5 +1,5 @@
-//! The classification extension: the largest values of an output as texts `value:index` or `value:index:label` (spec 2.11),
-//! formatted like C's `%f` and `%d`, which Triton's clients parse.
+//! The classification extension: the largest values of an output as texts `value:index` or
+//! `value:index:label` (spec 2.11), formatted like C's `%f` and `%d`, which Triton's clients parse.
 
 use std::cmp::Ordering;
 
@@ -9,18 +9,26 @@ use crate::tensor::{DataType, Tensor, element_count, push_bytes_element};
 /// The maximum number of elements of a classified output.
 const MAX_ELEMENTS: u64 = 1_000_000;
 
-/// Returns the `count` largest elements of each item of the output, or all if there are fewer classes. They are in descending
-/// order; equal elements are in the order of their indices. `labels` names the classes; it may be shorter than the number of
-/// classes. If `batching` is set, the first dimension counts the items.
+/// Returns the `count` largest elements of each item of the output, or all if there are fewer
+/// classes. They are in descending order; equal elements are in the order of their indices.
+/// `labels` names the classes; it may be shorter than the number of classes. If `batching` is set,
+/// the first dimension counts the items.
 ///
 /// The result is a BYTES tensor of shape `[count]` or `[items, count]`.
 ///
 /// # Errors
 /// INVALID_ARG for a datatype without an order (BOOL, BYTES, FP16, BF16) and for too many elements.
-pub fn classify(tensor: &Tensor, count: u64, labels: &[String], batching: bool) -> Result<Tensor, InferError> {
+pub fn classify(
+    tensor: &Tensor,
+    count: u64,
+    labels: &[String],
+    batching: bool,
+) -> Result<Tensor, InferError> {
     let elements = element_count(&tensor.shape).unwrap_or(u64::MAX);
     if elements > MAX_ELEMENTS {
-        let text = format!("classification output tensor too large: {elements} elements, at most {MAX_ELEMENTS}");
+        let text = format!(
+            "classification output tensor too large: {elements} elements, at most {MAX_ELEMENTS}"
+        );
         return Err(InferError::invalid(text));
     }
     let bytes = tensor.data.as_slice();
@@ -36,7 +44,8 @@ pub fn classify(tensor: &Tensor, count: u64, labels: &[String], batching: bool) 
         DataType::Fp32 => list(&bytes, |bytes| Value::Real(f32::from_le_bytes(bytes).into())),
         DataType::Fp64 => list(&bytes, |bytes| Value::Real(f64::from_le_bytes(bytes))),
         other @ (DataType::Bool | DataType::Bytes | DataType::Fp16 | DataType::Bf16) => {
-            let text = format!("class result not available for output due to unsupported type '{other}'");
+            let text =
+                format!("class result not available for output due to unsupported type '{other}'");
             return Err(InferError::invalid(text));
         }
     };
@@ -81,9 +90,12 @@ fn list<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> Value) -> Vec<V
     bytes.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)).collect()
 }
 
-/// Returns the `count` largest elements with their positions, in time linear in the number of classes. Sorts only the result.
+/// Returns the `count` largest elements with their positions, in time linear in the number of
+/// classes. Sorts only the result.
 fn largest(item: &[Value], count: usize) -> Vec<(usize, Value)> {
-    let order = |one: &(usize, Value), other: &(usize, Value)| one.1.before(other.1).then(one.0.cmp(&other.0));
+    let order = |one: &(usize, Value), other: &(usize, Value)| {
+        one.1.before(other.1).then(one.0.cmp(&other.0))
+    };
     let mut all: Vec<(usize, Value)> = item.iter().copied().enumerate().collect();
     if count < all.len() {
         all.select_nth_unstable_by(count, order);
@@ -119,7 +131,8 @@ mod tests {
 
     fn texts(tensor: &Tensor) -> Vec<String> {
         let data = tensor.data.as_slice();
-        let texts = bytes_elements(&data).map(|element| String::from_utf8(element.unwrap().to_vec()).unwrap());
+        let texts = bytes_elements(&data)
+            .map(|element| String::from_utf8(element.unwrap().to_vec()).unwrap());
         texts.collect()
     }
 
@@ -136,19 +149,31 @@ mod tests {
         assert_eq!((found.datatype, found.shape.as_slice()), (DataType::Bytes, &[2, 3][..]));
         assert_eq!(
             texts(&found),
-            ["0.900000:1:dog", "0.900000:3:bird", "0.200000:2", "inf:3:bird", "5.000000:0:cat", "-1.500000:1:dog"]
+            [
+                "0.900000:1:dog",
+                "0.900000:3:bird",
+                "0.200000:2",
+                "inf:3:bird",
+                "5.000000:0:cat",
+                "-1.500000:1:dog"
+            ]
         );
         let all = classify(&fp32(&[3], &[1.0, f32::NAN, 3.0]), 100, &[], false).unwrap();
-        assert_eq!((texts(&all), all.shape), (vec!["3.000000:2".into(), "1.000000:0".into(), "nan:1".into()], vec![3]));
+        assert_eq!(
+            (texts(&all), all.shape),
+            (vec!["3.000000:2".into(), "1.000000:0".into(), "nan:1".into()], vec![3])
+        );
     }
 
     #[test]
     fn formats_integers_without_loss() {
-        let data: Vec<u8> = [1u64, u64::MAX, u64::MAX - 1].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let data: Vec<u8> =
+            [1u64, u64::MAX, u64::MAX - 1].iter().flat_map(|value| value.to_le_bytes()).collect();
         let tensor = Tensor { datatype: DataType::Uint64, shape: vec![3], data: data.into() };
         let found = classify(&tensor, 2, &[], false).unwrap();
         assert_eq!(texts(&found), ["18446744073709551615:1", "18446744073709551614:2"]);
-        let tensor = Tensor { datatype: DataType::Int8, shape: vec![1, 2], data: vec![255, 1].into() };
+        let tensor =
+            Tensor { datatype: DataType::Int8, shape: vec![1, 2], data: vec![255, 1].into() };
         assert_eq!(texts(&classify(&tensor, 2, &[], true).unwrap()), ["1:1", "-1:0"]);
     }
 
@@ -157,10 +182,16 @@ mod tests {
         for datatype in [DataType::Bool, DataType::Bytes, DataType::Fp16, DataType::Bf16] {
             let tensor = Tensor { datatype, shape: vec![1], data: vec![0, 0].into() };
             let error = classify(&tensor, 1, &[], false).unwrap_err();
-            let expected = format!("class result not available for output due to unsupported type '{datatype}'");
+            let expected = format!(
+                "class result not available for output due to unsupported type '{datatype}'"
+            );
             assert_eq!(error.message, expected);
         }
-        let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1_000_001], data: vec![0; 1_000_001].into() };
+        let tensor = Tensor {
+            datatype: DataType::Uint8,
+            shape: vec![1_000_001],
+            data: vec![0; 1_000_001].into(),
+        };
         let error = classify(&tensor, 1, &[], false).unwrap_err();
         assert!(error.message.starts_with("classification output tensor too large"), "{error}");
         let empty = fp32(&[0, 4], &[]);

@@ -1,7 +1,9 @@
-//! The bytes of a tensor: in one piece, in the pieces that were received from a socket, or in a client's shared memory.
+//! The bytes of a tensor: in one piece, in the pieces that were received from a socket, or in a
+//! client's shared memory.
 //!
-//! Data that is copied anyway (to a worker's arena) is copied from the pieces; joining them first would copy every byte of a
-//! large body once more. Data in a client's shared memory has a length and no pieces here: only workers read it.
+//! Data that is copied anyway (to a worker's arena) is copied from the pieces; joining them first
+//! would copy every byte of a large body once more. Data in a client's shared memory has a length
+//! and no pieces here: only workers read it.
 
 use std::borrow::Cow;
 
@@ -9,7 +11,8 @@ use bytes::{Bytes, BytesMut};
 
 use crate::region::Slice;
 
-/// Bytes in one or several pieces, or in a client's shared memory. Cloning is cheap: the pieces are shared.
+/// Bytes in one or several pieces, or in a client's shared memory. Cloning is cheap: the pieces are
+/// shared.
 #[derive(Clone, Debug)]
 pub struct Data(Repr);
 
@@ -46,7 +49,8 @@ impl Data {
         self.len() == 0
     }
 
-    /// Returns the range of the client's shared memory that holds the bytes; `None` if they are in pieces.
+    /// Returns the range of the client's shared memory that holds the bytes; `None` if they are in
+    /// pieces.
     pub fn region(&self) -> Option<&Slice> {
         match &self.0 {
             Repr::Region(slice) => Some(slice),
@@ -71,7 +75,8 @@ impl Data {
         }
     }
 
-    /// Splits off the first `at` bytes, or all if there are fewer. Returns empty data for data in the client's shared memory.
+    /// Splits off the first `at` bytes, or all if there are fewer. Returns empty data for data in
+    /// the client's shared memory.
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         match &mut self.0 {
@@ -99,7 +104,8 @@ impl Data {
         }
     }
 
-    /// Returns the bytes in one piece; copies only if there are several pieces. Empty for data in the client's shared memory.
+    /// Returns the bytes in one piece; copies only if there are several pieces. Empty for data in
+    /// the client's shared memory.
     pub fn join(self) -> Bytes {
         match self.0 {
             Repr::One(piece) => piece,
@@ -108,7 +114,8 @@ impl Data {
         }
     }
 
-    /// Returns the bytes in one slice; copies only if there are several pieces. Empty for data in the client's shared memory.
+    /// Returns the bytes in one slice; copies only if there are several pieces. Empty for data in
+    /// the client's shared memory.
     pub fn as_slice(&self) -> Cow<'_, [u8]> {
         match &self.0 {
             Repr::One(piece) => Cow::Borrowed(piece),
@@ -162,11 +169,14 @@ impl PartialEq<[u8]> for Data {
 /// Compares the bytes, however they are split; in shared memory, the ranges.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
-        self.region() == other.region() && self.len() == other.len() && self.as_slice() == other.as_slice()
+        self.region() == other.region()
+            && self.len() == other.len()
+            && self.as_slice() == other.as_slice()
     }
 }
 
-/// Collects received pieces. Joins small ones, so that one-byte pieces do not cost more memory than their bytes.
+/// Collects received pieces. Joins small ones, so that one-byte pieces do not cost more memory than
+/// their bytes.
 #[derive(Debug, Default)]
 pub struct Collector {
     pieces: Vec<Bytes>,

@@ -1,5 +1,5 @@
-//! Checks for fuzz targets that need more than one public function of a module. Each accepts any bytes and panics if an
-//! invariant does not hold. The server does not use this module.
+//! Checks for fuzz targets that need more than one public function of a module. Each accepts any
+//! bytes and panics if an invariant does not hold. The server does not use this module.
 
 use crate::region::{Memory, Slice};
 use crate::shared_memory::{Registry, check_range, object_name};
@@ -8,7 +8,9 @@ use crate::shared_memory::{Registry, check_range, object_name};
 pub fn shared_memory(data: &[u8]) {
     let Some((numbers, key)) = data.split_first_chunk::<24>() else { return };
     let number = |at: usize| {
-        numbers.get(at..at + 8).map_or(0, |bytes| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
+        numbers
+            .get(at..at + 8)
+            .map_or(0, |bytes| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
     };
     let offset = number(0);
     let byte_size = number(8);

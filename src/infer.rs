@@ -58,13 +58,15 @@ pub struct InferRequest {
     pub model_version: String,
     /// The client's id; may be empty.
     pub id: String,
-    /// The inputs: in the client's order until the model's check, then in the order of the configuration.
+    /// The inputs: in the client's order until the model's check, then in the order of the
+    /// configuration.
     pub inputs: Vec<InferInput>,
-    /// The client's order of the inputs, as positions in the configuration, if the model's check has sorted them; otherwise
-    /// empty.
+    /// The client's order of the inputs, as positions in the configuration, if the model's check
+    /// has sorted them; otherwise empty.
     pub input_order: Vec<u16>,
-    /// The body of a raw binary request (`Inference-Header-Content-Length: 0`), whose only input the model's configuration
-    /// describes. `inputs` is empty until the model's check has derived it.
+    /// The body of a raw binary request (`Inference-Header-Content-Length: 0`), whose only input
+    /// the model's configuration describes. `inputs` is empty until the model's check has derived
+    /// it.
     pub raw_body: Option<Data>,
     /// The requested outputs; empty means all.
     pub outputs: Vec<RequestedOutput>,
@@ -86,11 +88,11 @@ pub struct InferRequest {
     pub trace: Option<TraceId>,
     /// Collects the stamps of the request if it is sampled for tracing.
     pub traced: Option<Traced>,
-    /// Whether the client requests a final response without outputs if the last response of a decoupled model was not marked as
-    /// the last (`triton_enable_empty_final_response`).
+    /// Whether the client requests a final response without outputs if the last response of a
+    /// decoupled model was not marked as the last (`triton_enable_empty_final_response`).
     pub empty_final_response: bool,
-    /// From when on a client that leaves does so at its deadline (`grpc-timeout`): earlier than the deadline itself by the time that
-    /// the call may have taken to arrive.
+    /// From when on a client that leaves does so at its deadline (`grpc-timeout`): earlier than
+    /// the deadline itself by the time that the call may have taken to arrive.
     pub leaves_at: Option<Instant>,
     /// The stamps so far.
     pub timeline: Timeline,
@@ -103,17 +105,18 @@ impl InferRequest {
         inputs || self.outputs.iter().any(|output| output.region.is_some())
     }
 
-    /// Returns whether the response cache may answer the request and store its response. A client's shared memory may change
-    /// between the look-up and the execution, and the response to a step of a sequence depends on the steps before it. The key has
-    /// neither of the flags of sequences, which models without sequences can see too.
+    /// Returns whether the response cache may answer the request and store its response. A client's
+    /// shared memory may change between the look-up and the execution, and the response to a step
+    /// of a sequence depends on the steps before it. The key has neither of the flags of sequences,
+    /// which models without sequences can see too.
     pub fn is_cacheable(&self) -> bool {
         let is_step = !self.correlation_id.is_none() || self.sequence_start || self.sequence_end;
         !is_step && !self.uses_regions()
     }
 }
 
-/// One output of a response. Its `tensor.data` may point into a worker's arena, or be the range of the client's shared memory
-/// into which the worker has written it.
+/// One output of a response. Its `tensor.data` may point into a worker's arena, or be the range of
+/// the client's shared memory into which the worker has written it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InferOutput {
     /// The output's name.
@@ -153,7 +156,8 @@ impl InferResponse {
     }
 }
 
-/// Returns the number of bytes of the outputs' tensors, those in the client's shared memory included.
+/// Returns the number of bytes of the outputs' tensors, those in the client's shared memory
+/// included.
 pub fn byte_size(outputs: &[InferOutput]) -> u64 {
     outputs.iter().map(|output| output.tensor.data.len() as u64).sum()
 }

@@ -1,7 +1,7 @@
 //! The core of Pharos: makes the decisions and keeps the state of the server, without I/O.
 //!
-//! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in and get decisions back.
-//! `frontend/` and `worker/` perform them. ARCHITECTURE.md has the map.
+//! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time
+//! in and get decisions back. `frontend/` and `worker/` perform them. ARCHITECTURE.md has the map.
 
 #[macro_use]
 extern crate pharos_base;

@@ -1,7 +1,9 @@
-//! Load reports for load balancers: Open Request Cost Aggregation (ORCA), as Envoy and gRPC read it.
+//! Load reports for load balancers: Open Request Cost Aggregation (ORCA), as Envoy and gRPC read
+//! it.
 //!
-//! A [`Tracker`] turns periodic samples of counters into [`Reports`]; a request only takes the latest one. Specification: the
-//! messages of `proto/xds`; the header as in Envoy's `source/common/orca/orca_parser.cc` and Triton's `src/orca_http.cc`.
+//! A [`Tracker`] turns periodic samples of counters into [`Reports`]; a request only takes the
+//! latest one. Specification: the messages of `proto/xds`; the header as in Envoy's
+//! `source/common/orca/orca_parser.cc` and Triton's `src/orca_http.cc`.
 
 mod message;
 mod rates;
@@ -44,9 +46,12 @@ named_enum! {
 }
 
 impl Format {
-    /// Returns the format of a request header's value, in upper or lower case; `None` for an unknown one.
+    /// Returns the format of a request header's value, in upper or lower case; `None` for an
+    /// unknown one.
     pub fn from_header(value: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| value.trim_ascii().eq_ignore_ascii_case(format.name().as_bytes()))
+        Self::ALL
+            .into_iter()
+            .find(|format| value.trim_ascii().eq_ignore_ascii_case(format.name().as_bytes()))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Memory that a client shares with the server, and ranges of it that hold tensors.
 //!
-//! A [`Slice`] holds the name of a region and a range as the client wrote them and, after the look-up, the [`Region`]. A slice
-//! keeps its region alive: a region that is unregistered meanwhile is removed when the last slice is dropped. The frontend never
-//! reads the content of a region. Workers map it and do not trust it: the client may change, shrink or remove it at any time.
+//! A [`Slice`] holds the name of a region and a range as the client wrote them and, after the
+//! look-up, the [`Region`]. A slice keeps its region alive: a region that is unregistered meanwhile
+//! is removed when the last slice is dropped. The frontend never reads the content of a region.
+//! Workers map it and do not trust it: the client may change, shrink or remove it at any time.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -125,7 +126,8 @@ impl Slice {
 impl PartialEq for Slice {
     fn eq(&self, other: &Self) -> bool {
         let id = |slice: &Self| slice.region.as_ref().map(|region| region.id);
-        (&self.name, self.offset, self.len, id(self)) == (&other.name, other.offset, other.len, id(other))
+        (&self.name, self.offset, self.len, id(self))
+            == (&other.name, other.offset, other.len, id(other))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The states of model versions, and the choice of the version that serves a request. Pure data: callers list directories, load
-//! models and report the outcome.
+//! The states of model versions, and the choice of the version that serves a request. Pure data:
+//! callers list directories, load models and report the outcome.
 
 mod attempts;
 mod load;
@@ -36,11 +36,16 @@ pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     versions
 }
 
-/// Parses the name of a version directory: a number of 1 or greater without leading zeros. Other directories are ignored.
+/// Parses the name of a version directory: a number of 1 or greater without leading zeros. Other
+/// directories are ignored.
 pub fn parse_version_directory(name: &str) -> Option<u64> {
     let digits = name.bytes().all(|byte| byte.is_ascii_digit()) && !name.starts_with('0');
     // Versions are signed in the protocol.
-    if digits { name.parse().ok().filter(|&version: &u64| i64::try_from(version).is_ok()) } else { None }
+    if digits {
+        name.parse().ok().filter(|&version: &u64| i64::try_from(version).is_ok())
+    } else {
+        None
+    }
 }
 
 /// Checks the name of a model, which becomes part of paths, labels and log lines.
@@ -53,14 +58,15 @@ pub fn check_model_name(name: &str) -> Result<(), String> {
     }
     if name.contains('/') || name.contains('\\') || matches!(name.trim(), "." | "..") {
         return Err(format!(
-            "invalid model name '{}', model name must not contain path traversal characters ('/', '\\') and must not be '.' \
-             or '..'",
+            "invalid model name '{}', model name must not contain path traversal characters ('/', \
+             '\\') and must not be '.' or '..'",
             name.escape_debug()
         ));
     }
     if name.len() > 255 || name.chars().any(char::is_control) {
         return Err(format!(
-            "invalid model name '{}', model name must be at most 255 bytes without control characters",
+            "invalid model name '{}', model name must be at most 255 bytes without control \
+             characters",
             name.escape_debug()
         ));
     }
@@ -99,7 +105,8 @@ impl State {
     }
 }
 
-/// The reason of the state of a version or of a whole model. [`StateReason::as_str`] is its text in the repository index.
+/// The reason of the state of a version or of a whole model. [`StateReason::as_str`] is its text in
+/// the repository index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StateReason {
     /// The state needs no reason.
@@ -158,12 +165,14 @@ pub struct VersionStatus {
 pub struct ModelStatus {
     /// The versions, by number.
     pub versions: BTreeMap<u64, VersionStatus>,
-    /// Why the model as a whole could not be loaded, for example because of an invalid configuration or a lack of versions.
+    /// Why the model as a whole could not be loaded, for example because of an invalid
+    /// configuration or a lack of versions.
     pub failure: StateReason,
-    /// Whether its latest load or reload failed, also if earlier versions continue to serve. An unload sets it back.
+    /// Whether its latest load or reload failed, also if earlier versions continue to serve. An
+    /// unload sets it back.
     pub load_failed: bool,
-    /// Whether it was unloaded and no load has changed its versions since: those that could not be loaded keep their reason, but do
-    /// not count for the readiness of the server.
+    /// Whether it was unloaded and no load has changed its versions since: those that could not be
+    /// loaded keep their reason, but do not count for the readiness of the server.
     pub unloaded: bool,
 }
 
@@ -210,17 +219,20 @@ impl States {
         status.versions.insert(version, VersionStatus { state, reason });
     }
 
-    /// Removes the versions that are not available, unless they were unloaded by a request or `keep` returns true. A version without
-    /// a directory cannot be loaded, and the reason why its last load failed no longer says why.
+    /// Removes the versions that are not available, unless they were unloaded by a request or
+    /// `keep` returns true. A version without a directory cannot be loaded, and the reason why its
+    /// last load failed no longer says why.
     pub fn forget_unavailable(&mut self, model: &str, keep: impl Fn(u64) -> bool) {
         let Some(status) = self.models.get_mut(model) else { return };
         status.versions.retain(|version, status| {
-            status.state != State::Unavailable || status.reason == StateReason::Unloaded || keep(*version)
+            status.state != State::Unavailable
+                || status.reason == StateReason::Unloaded
+                || keep(*version)
         });
     }
 
-    /// Records why the model as a whole cannot be loaded, in place of the reasons why its versions could not. Running versions
-    /// continue to serve.
+    /// Records why the model as a whole cannot be loaded, in place of the reasons why its versions
+    /// could not. Running versions continue to serve.
     pub fn fail(&mut self, model: &str, reason: StateReason) {
         self.forget_unavailable(model, |_| false);
         let status = self.entry(model);
@@ -229,28 +241,34 @@ impl States {
         status.unloaded = false;
     }
 
-    /// Records whether the latest load or reload of a model succeeded. Does nothing if the model is not known.
+    /// Records whether the latest load or reload of a model succeeded. Does nothing if the model is
+    /// not known.
     pub fn load_ended(&mut self, model: &str, succeeded: bool) {
         if let Some(status) = self.models.get_mut(model) {
             status.load_failed = !succeeded;
         }
     }
 
-    /// Records that the model is unloaded, not only withdrawn: versions that could not be loaded no longer count.
+    /// Records that the model is unloaded, not only withdrawn: versions that could not be loaded no
+    /// longer count.
     pub fn mark_unloaded(&mut self, model: &str) {
         if let Some(status) = self.models.get_mut(model) {
             status.unloaded = true;
         }
     }
 
-    /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
+    /// Records that several repositories have the model, so that it cannot be loaded. The index
+    /// shows this in place of versions.
     pub fn mark_duplicate(&mut self, model: &str) {
-        *self.entry(model) =
-            ModelStatus { failure: StateReason::Duplicate, load_failed: true, ..ModelStatus::default() };
+        *self.entry(model) = ModelStatus {
+            failure: StateReason::Duplicate,
+            load_failed: true,
+            ..ModelStatus::default()
+        };
     }
 
-    /// Begins to unload a model: ready versions become unloading, loading versions become unavailable, and a model without known
-    /// versions is removed.
+    /// Begins to unload a model: ready versions become unloading, loading versions become
+    /// unavailable, and a model without known versions is removed.
     pub fn withdraw(&mut self, model: &str) {
         let Some(status) = self.models.get_mut(model) else { return };
         if status.versions.is_empty() {
@@ -261,28 +279,35 @@ impl States {
         status.load_failed = false;
         for version in status.versions.values_mut() {
             match version.state {
-                State::Ready => *version = VersionStatus { state: State::Unloading, reason: StateReason::None },
+                State::Ready => {
+                    *version = VersionStatus { state: State::Unloading, reason: StateReason::None }
+                }
                 State::Loading => {
-                    *version = VersionStatus { state: State::Unavailable, reason: StateReason::Unloaded };
+                    *version =
+                        VersionStatus { state: State::Unavailable, reason: StateReason::Unloaded };
                 }
                 State::Unknown | State::Unavailable | State::Unloading => {}
             }
         }
     }
 
-    /// Records that an unloading version has completed its requests, with the reason of its new state. Does nothing if the
-    /// version is loading or ready again.
+    /// Records that an unloading version has completed its requests, with the reason of its new
+    /// state. Does nothing if the version is loading or ready again.
     pub fn unloaded(&mut self, model: &str, version: u64, reason: StateReason) {
-        let status = self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
+        let status =
+            self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
         if let Some(status) = status.filter(|status| status.state == State::Unloading) {
             *status = VersionStatus { state: State::Unavailable, reason };
         }
     }
 
-    /// Removes a version that has completed its requests and can no longer be loaded, if it is unloading.
+    /// Removes a version that has completed its requests and can no longer be loaded, if it is
+    /// unloading.
     pub fn forget_unloading(&mut self, model: &str, version: u64) {
         if let Some(status) = self.models.get_mut(model) {
-            status.versions.retain(|number, status| *number != version || status.state != State::Unloading);
+            status
+                .versions
+                .retain(|number, status| *number != version || status.state != State::Unloading);
         }
     }
 
@@ -306,8 +331,8 @@ impl States {
         versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
     }
 
-    /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional`
-    /// returns true do not count.
+    /// Returns whether every version of every model is ready or was unloaded: the readiness of the
+    /// server. Models for which `optional` returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
         let mut required = self.models.iter().filter(|(name, _)| !optional(name));
         required.all(|(_, model)| {
@@ -320,13 +345,19 @@ impl States {
         })
     }
 
-    /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.
+    /// Returns the version that serves a request. `version` is the client's text; empty means the
+    /// highest ready version.
     ///
     /// # Errors
-    /// As Triton: unknown model and invalid version 400, unknown version and no ready version 404, version not ready 503.
+    /// As Triton: unknown model and invalid version 400, unknown version and no ready version 404,
+    /// version not ready 503.
     pub fn lookup(&self, model: &str, version: &str) -> Result<u64, InferError> {
         let unknown = |code, reason, what: &str| {
-            Err(InferError::new(code, reason, format!("Request for unknown model: '{model}' {what}")))
+            Err(InferError::new(
+                code,
+                reason,
+                format!("Request for unknown model: '{model}' {what}"),
+            ))
         };
         let Some(status) = self.models.get(model) else {
             return unknown(ErrorCode::InvalidArg, Reason::UnknownModel, "is not found");
@@ -339,13 +370,18 @@ impl States {
         }
         let number = parse_version(version)?;
         match status.versions.get(&number) {
-            None => unknown(ErrorCode::NotFound, Reason::UnknownModel, &format!("version {number} is not found")),
+            None => unknown(
+                ErrorCode::NotFound,
+                Reason::UnknownModel,
+                &format!("version {number} is not found"),
+            ),
             Some(status) if status.state == State::Ready => Ok(number),
             Some(_) => Err(not_at_ready_state(model, number)),
         }
     }
 
-    /// Returns the repository index, ordered by name and version; with `ready`, only versions that accept requests.
+    /// Returns the repository index, ordered by name and version; with `ready`, only versions that
+    /// accept requests.
     pub fn index(&self, ready: bool) -> Vec<IndexEntry> {
         let mut entries = Vec::new();
         for (name, model) in &self.models {
@@ -375,7 +411,9 @@ impl States {
 
 /// Returns the error for a version that exists but is not ready.
 pub fn not_at_ready_state(model: &str, version: u64) -> InferError {
-    InferError::not_ready(format!("Request for unknown model: '{model}' version {version} is not at ready state"))
+    InferError::not_ready(format!(
+        "Request for unknown model: '{model}' version {version} is not at ready state"
+    ))
 }
 
 /// Parses a version as a client writes it.
@@ -390,7 +428,8 @@ pub fn parse_version(text: &str) -> Result<u64, InferError> {
         Err(_) => " (details: stol)",
     };
     Err(InferError::invalid(format!(
-        "failed to get model version from specified version string '{text}'{details}, version should be an integral value > 0"
+        "failed to get model version from specified version string '{text}'{details}, version \
+         should be an integral value > 0"
     )))
 }
 
@@ -443,8 +482,8 @@ mod tests {
         let error = check_model_name("a/../b").unwrap_err();
         assert_eq!(
             error,
-            "invalid model name 'a/../b', model name must not contain path traversal characters ('/', '\\') and must not be '.' \
-             or '..'"
+            "invalid model name 'a/../b', model name must not contain path traversal characters \
+             ('/', '\\') and must not be '.' or '..'"
         );
     }
 
@@ -466,7 +505,9 @@ mod tests {
     #[test]
     fn requests_find_their_version() {
         let states = states();
-        for (model, version, expected) in [("simple", "", 2), ("simple", "1", 1), ("simple", "01", 1)] {
+        for (model, version, expected) in
+            [("simple", "", 2), ("simple", "1", 1), ("simple", "01", 1)]
+        {
             assert_eq!(states.lookup(model, version).unwrap(), expected);
         }
         let unknown = Reason::UnknownModel;
@@ -475,31 +516,72 @@ mod tests {
         for (model, version, status, reason, expected) in [
             ("foo", "", 400, unknown, "Request for unknown model: 'foo' is not found"),
             ("foo", "1", 400, unknown, "Request for unknown model: 'foo' is not found"),
-            ("simple", "99", 404, unknown, "Request for unknown model: 'simple' version 99 is not found"),
-            ("simple", "0", 404, unknown, "Request for unknown model: 'simple' version 0 is not found"),
-            ("gone", "", 404, not_ready, "Request for unknown model: 'gone' has no available versions"),
-            ("broken", "", 404, not_ready, "Request for unknown model: 'broken' has no available versions"),
-            ("simple", "3", 503, not_ready, "Request for unknown model: 'simple' version 3 is not at ready state"),
-            ("gone", "1", 503, not_ready, "Request for unknown model: 'gone' version 1 is not at ready state"),
+            (
+                "simple",
+                "99",
+                404,
+                unknown,
+                "Request for unknown model: 'simple' version 99 is not found",
+            ),
+            (
+                "simple",
+                "0",
+                404,
+                unknown,
+                "Request for unknown model: 'simple' version 0 is not found",
+            ),
+            (
+                "gone",
+                "",
+                404,
+                not_ready,
+                "Request for unknown model: 'gone' has no available versions",
+            ),
+            (
+                "broken",
+                "",
+                404,
+                not_ready,
+                "Request for unknown model: 'broken' has no available versions",
+            ),
+            (
+                "simple",
+                "3",
+                503,
+                not_ready,
+                "Request for unknown model: 'simple' version 3 is not at ready state",
+            ),
+            (
+                "gone",
+                "1",
+                503,
+                not_ready,
+                "Request for unknown model: 'gone' version 1 is not at ready state",
+            ),
             (
                 "simple",
                 "1x",
                 400,
                 invalid,
-                "failed to get model version from specified version string '1x' (details: stol), version should be an integral \
-                 value > 0",
+                "failed to get model version from specified version string '1x' (details: stol), \
+                 version should be an integral value > 0",
             ),
             (
                 "simple",
                 "-1",
                 400,
                 invalid,
-                "failed to get model version from specified version string '-1', version should be an integral value > 0",
+                "failed to get model version from specified version string '-1', version should \
+                 be an integral value > 0",
             ),
         ] {
             let error = states.lookup(model, version).unwrap_err();
             assert_eq!(error.message, expected);
-            assert_eq!((error.code.http_status(), error.reason), (status, reason), "{model} {version}");
+            assert_eq!(
+                (error.code.http_status(), error.reason),
+                (status, reason),
+                "{model} {version}"
+            );
         }
     }
 
@@ -510,8 +592,14 @@ mod tests {
                 .index(ready)
                 .into_iter()
                 .map(|entry| {
-                    let version = entry.version.map_or(String::new(), |version| version.to_string());
-                    format!("{} {version} {} {}", entry.name, entry.state.map_or("", State::as_str), entry.reason)
+                    let version =
+                        entry.version.map_or(String::new(), |version| version.to_string());
+                    format!(
+                        "{} {version} {} {}",
+                        entry.name,
+                        entry.state.map_or("", State::as_str),
+                        entry.reason
+                    )
                 })
                 .collect()
         };
@@ -554,14 +642,24 @@ mod tests {
         states.withdraw("simple");
         states.withdraw("never");
         states.withdraw("unknown");
-        let of = |states: &States, version| states.model("simple").unwrap().versions[&version].clone();
+        let of =
+            |states: &States, version| states.model("simple").unwrap().versions[&version].clone();
         let now = |states: &States| [1, 2, 3, 4].map(|version| of(states, version).state);
-        assert_eq!(now(&states), [State::Unloading, State::Unloading, State::Unavailable, State::Unavailable]);
-        assert_eq!((of(&states, 3).reason, of(&states, 4).reason), (StateReason::Unloaded, other("broken")));
+        assert_eq!(
+            now(&states),
+            [State::Unloading, State::Unloading, State::Unavailable, State::Unavailable]
+        );
+        assert_eq!(
+            (of(&states, 3).reason, of(&states, 4).reason),
+            (StateReason::Unloaded, other("broken"))
+        );
         assert!(states.model("never").is_none());
         states.set("simple", 2, State::Ready, StateReason::None);
         (1..=4).for_each(|version| states.unloaded("simple", version, StateReason::Unloaded));
-        assert_eq!(now(&states), [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]);
+        assert_eq!(
+            now(&states),
+            [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]
+        );
         assert_eq!(of(&states, 1).reason, StateReason::Unloaded);
         states.withdraw("simple");
         (1..=4).for_each(|version| states.forget_unloading("simple", version));
@@ -573,7 +671,11 @@ mod tests {
     fn the_latest_load_of_a_model_fails_or_succeeds() {
         let mut states = states();
         let failed = |states: &States| -> Vec<String> {
-            states.iter().filter(|(_, model)| model.load_failed).map(|(name, _)| name.to_owned()).collect()
+            states
+                .iter()
+                .filter(|(_, model)| model.load_failed)
+                .map(|(name, _)| name.to_owned())
+                .collect()
         };
         assert_eq!(failed(&states), ["broken"]);
         states.load_ended("simple", false);

@@ -1,5 +1,6 @@
-//! The data that is collected of a request sampled for tracing. A handle travels with the request, and another with
-//! each step of an ensemble. When the last handle is dropped, the collected data is complete.
+//! The data that is collected of a request sampled for tracing. A handle travels with the request,
+//! and another with each step of an ensemble. When the last handle is dropped, the collected data
+//! is complete.
 //!
 //! `pharos::trace` decides which requests are sampled; a [`Sink`] receives the collected data.
 
@@ -19,11 +20,12 @@ use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
 use crate::tensor::Tensor;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
-/// The number of tensors and of stamps that one request or step collects at most, since a stream of responses may be
-/// endless. Stamps of the end are always collected.
+/// The number of tensors and of stamps that one request or step collects at most, since a stream of
+/// responses may be endless. Stamps of the end are always collected.
 const MAX_STAMPS_PER_STEP: usize = 10_000;
 
-/// The number of steps that one request collects at most: a decoupled member of an ensemble may cause any number.
+/// The number of steps that one request collects at most: a decoupled member of an ensemble may
+/// cause any number.
 const MAX_STEPS: usize = 10_000;
 
 /// The number of stamps that one request collects at most, with all its steps.
@@ -108,9 +110,15 @@ pub struct Part {
 
 impl Part {
     fn bytes(&self) -> usize {
-        let tensors = self.tensors.iter().map(|seen| size_of::<TracedTensor>() + seen.tensor.data.bytes_here());
+        let tensors = self
+            .tensors
+            .iter()
+            .map(|seen| size_of::<TracedTensor>() + seen.tensor.data.bytes_here());
         let texts = self.request_id.len() + self.failure.as_ref().map_or(0, String::len);
-        size_of::<Self>() + self.stamps.len() * size_of::<(Activity, Instant)>() + tensors.sum::<usize>() + texts
+        size_of::<Self>()
+            + self.stamps.len() * size_of::<(Activity, Instant)>()
+            + tensors.sum::<usize>()
+            + texts
     }
 }
 
@@ -182,9 +190,12 @@ impl Drop for Shared {
         let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
         let sample = self.sample.clone();
         let context = self.context.take();
-        // As in Triton, a request that was refused before it reached a model does not appear in files. It does appear
-        // in a collector, where the caller's trace would otherwise lack the failed part.
-        if parts.first().is_some_and(|root| root.model.is_some() || (context.is_some() && root.failure.is_some())) {
+        // As in Triton, a request that was refused before it reached a model does not appear in
+        // files. It does appear in a collector, where the caller's trace would otherwise lack the
+        // failed part.
+        if parts.first().is_some_and(|root| {
+            root.model.is_some() || (context.is_some() && root.failure.is_some())
+        }) {
             self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
         }
     }
@@ -204,7 +215,8 @@ impl fmt::Debug for Traced {
 }
 
 impl Traced {
-    /// Starts collecting data of a sampled request. `sink` receives it when all clones and steps are dropped.
+    /// Starts collecting data of a sampled request. `sink` receives it when all clones and steps
+    /// are dropped.
     pub fn new(sample: Sample, context: Option<Context>, sink: Arc<dyn Sink>) -> Self {
         let id = sink.next_id();
         let parts = BTreeMap::from([(id, Part { id, ..Part::default() })]);
@@ -225,13 +237,18 @@ impl Traced {
         Self { shared: self.shared.clone(), id }
     }
 
-    /// Returns the `traceparent` that identifies the request's span, if the trace goes to a collector.
+    /// Returns the `traceparent` that identifies the request's span, if the trace goes to a
+    /// collector.
     pub fn traceparent(&self) -> Option<Traceparent> {
-        self.shared.context.as_ref().map(|context| Traceparent { trace: context.trace, span: context.span })
+        self.shared
+            .context
+            .as_ref()
+            .map(|context| Traceparent { trace: context.trace, span: context.span })
     }
 
-    /// Returns the context of the trace for other tracers, in the form in which Triton passes it to models: a JSON
-    /// object with the entries of the W3C Trace Context. `None` if the trace does not go to a collector.
+    /// Returns the context of the trace for other tracers, in the form in which Triton passes it to
+    /// models: a JSON object with the entries of the W3C Trace Context. `None` if the trace does
+    /// not go to a collector.
     pub fn context_json(&self) -> Option<String> {
         let context = self.shared.context.as_ref()?;
         let parent = Traceparent { trace: context.trace, span: context.span };
@@ -253,7 +270,10 @@ impl Traced {
             part.model = Some(model.clone());
             request_id.clone_into(&mut part.request_id);
         });
-        self.stamps(&[(Activity::RequestStart, timeline.request_start), (Activity::QueueStart, timeline.queue_start)]);
+        self.stamps(&[
+            (Activity::RequestStart, timeline.request_start),
+            (Activity::QueueStart, timeline.queue_start),
+        ]);
     }
 
     /// Records the instance that executed the request.
@@ -282,7 +302,8 @@ impl Traced {
         ]);
     }
 
-    /// Records the end of a request that was not executed itself but answered by the cache or by steps.
+    /// Records the end of a request that was not executed itself but answered by the cache or by
+    /// steps.
     pub fn ended(&self, at: Instant) {
         self.stamps(&[(Activity::RequestEnd, at)]);
     }
@@ -292,8 +313,8 @@ impl Traced {
         self.add(|part| part.failure = Some(reason.to_owned()));
     }
 
-    /// Records the reason of a refusal before the request reached a model. Adds the stamps of `receiving` if there are
-    /// none yet. Does nothing if a model has received the request.
+    /// Records the reason of a refusal before the request reached a model. Adds the stamps of
+    /// `receiving` if there are none yet. Does nothing if a model has received the request.
     pub fn refused(&self, reason: &str, receiving: [(Activity, Instant); 2]) {
         let mut received = true;
         self.add(|part| {
@@ -307,7 +328,8 @@ impl Traced {
         }
     }
 
-    /// Records that the last response of the model has arrived. Does nothing if no model received the request.
+    /// Records that the last response of the model has arrived. Does nothing if no model received
+    /// the request.
     pub fn last_response(&self, at: Instant) {
         let begun = self.shared.lock().parts.get(&self.id).is_some_and(|part| part.model.is_some());
         if begun {
@@ -321,7 +343,11 @@ impl Traced {
     }
 
     /// Collects tensors. Omits those beyond the limits.
-    pub fn tensors<'a>(&self, activity: TensorActivity, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) {
+    pub fn tensors<'a>(
+        &self,
+        activity: TensorActivity,
+        tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+    ) {
         if !self.wants_tensors() {
             return;
         }
@@ -332,12 +358,17 @@ impl Traced {
             let bytes = tensor.data.bytes_here();
             if part.tensors.len() < MAX_STAMPS_PER_STEP && collected.bytes + bytes <= MAX_BYTES {
                 collected.bytes += bytes;
-                part.tensors.push(TracedTensor { activity, name: name.to_owned(), tensor: tensor.clone() });
+                part.tensors.push(TracedTensor {
+                    activity,
+                    name: name.to_owned(),
+                    tensor: tensor.clone(),
+                });
             }
         }
     }
 
-    /// Collects the outputs of a backend. Copies them, because their memory may have to be returned to the worker.
+    /// Collects the outputs of a backend. Copies them, because their memory may have to be returned
+    /// to the worker.
     pub fn outputs<'a>(&self, outputs: impl IntoIterator<Item = (&'a str, &'a Tensor)>) {
         if self.wants_tensors() {
             let copies: Vec<_> = outputs
@@ -347,7 +378,10 @@ impl Traced {
                     (name, Tensor { data, ..tensor.clone() })
                 })
                 .collect();
-            self.tensors(TensorActivity::BackendOutput, copies.iter().map(|(name, tensor)| (*name, tensor)));
+            self.tensors(
+                TensorActivity::BackendOutput,
+                copies.iter().map(|(name, tensor)| (*name, tensor)),
+            );
         }
     }
 
@@ -399,7 +433,12 @@ mod tests {
     }
 
     fn sample(timestamps: bool, tensors: bool) -> Sample {
-        Sample { generation: 1, levels: Levels { timestamps, tensors }, log_frequency: 0, limited: false }
+        Sample {
+            generation: 1,
+            levels: Levels { timestamps, tensors },
+            log_frequency: 0,
+            limited: false,
+        }
     }
 
     #[test]
@@ -416,14 +455,16 @@ mod tests {
         drop(step);
         let traces = kept.traces.lock();
         let [Finished { parts, ended: Instant(9), .. }] = &traces[..] else { panic!("{traces:?}") };
-        let names: Vec<_> = parts.iter().map(|part| (part.id, part.parent, part.stamps.len())).collect();
+        let names: Vec<_> =
+            parts.iter().map(|part| (part.id, part.parent, part.stamps.len())).collect();
         assert_eq!(names, [(1, 0, 3), (2, 1, 7)]);
     }
 
     #[test]
     fn a_request_without_a_model_leaves_no_trace() {
         let kept = Arc::new(Kept::default());
-        Traced::new(sample(true, true), None, kept.clone()).stamp(Activity::HttpRecvStart, Instant(1));
+        Traced::new(sample(true, true), None, kept.clone())
+            .stamp(Activity::HttpRecvStart, Instant(1));
         assert!(kept.traces.lock().is_empty());
     }
 
@@ -463,17 +504,27 @@ mod tests {
             let kept = Arc::new(Kept::default());
             let traced = Traced::new(sample(true, false), context, kept.clone());
             traced.last_response(Instant(3));
-            traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
+            traced.refused(
+                "no",
+                [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))],
+            );
             drop(traced);
             let traces = kept.traces.lock();
             assert_eq!(traces.len(), expected);
-            assert!(traces.iter().all(|trace| trace.parts[0].stamps.len() == 2 && trace.ended == Instant(2)));
+            assert!(
+                traces
+                    .iter()
+                    .all(|trace| trace.parts[0].stamps.len() == 2 && trace.ended == Instant(2))
+            );
         }
         let kept = Arc::new(Kept::default());
         let traced = Traced::new(sample(true, false), None, kept.clone());
         traced.model_started(&ModelVersion::new("m", 1), "", &Timeline::default());
         traced.last_response(Instant(3));
-        traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
+        traced.refused(
+            "no",
+            [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))],
+        );
         drop(traced);
         let traces = kept.traces.lock();
         assert_eq!((traces[0].parts[0].stamps.len(), &traces[0].parts[0].failure), (3, &None));
@@ -482,8 +533,11 @@ mod tests {
     #[test]
     fn levels_select_data_and_tensors_are_limited() {
         let kept = Arc::new(Kept::default());
-        let tensor =
-            |len: usize| Tensor { datatype: DataType::Uint8, shape: vec![len as i64], data: vec![0; len].into() };
+        let tensor = |len: usize| Tensor {
+            datatype: DataType::Uint8,
+            shape: vec![len as i64],
+            data: vec![0; len].into(),
+        };
         let small = tensor(3);
         let large = tensor(MAX_BYTES);
         for levels in [(true, false), (false, true)] {
@@ -493,7 +547,8 @@ mod tests {
             traced.tensors(TensorActivity::QueueInput, all.into_iter());
         }
         let traces = kept.traces.lock();
-        let counts: Vec<_> = traces.iter().map(|t| (t.parts[0].stamps.len(), t.parts[0].tensors.len())).collect();
+        let counts: Vec<_> =
+            traces.iter().map(|t| (t.parts[0].stamps.len(), t.parts[0].tensors.len())).collect();
         assert_eq!(counts, [(2, 0), (0, 2)]);
         let tensors = &traces[1].parts[0].tensors;
         assert_eq!(tensors.iter().map(|seen| seen.tensor.data.len()).sum::<usize>(), 6);

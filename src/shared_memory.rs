@@ -1,6 +1,8 @@
-//! The table of registered regions: checks names, keys and ranges, and tracks unregistered regions while requests use them.
+//! The table of registered regions: checks names, keys and ranges, and tracks unregistered regions
+//! while requests use them.
 //!
-//! Opens and maps no memory: `frontend/engine/src/shared_memory.rs` does after these checks. Texts and codes are Triton's.
+//! Opens and maps no memory: `frontend/engine/src/shared_memory.rs` does after these checks. Texts
+//! and codes are Triton's.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,12 +24,13 @@ pub fn refusal(code: ErrorCode, text: impl Into<String>) -> InferError {
 
 /// Returns the error of a server that is started without client shared memory.
 pub fn disabled() -> InferError {
-    let text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.";
+    let text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' \
+                to enable.";
     refusal(ErrorCode::Unsupported, text)
 }
 
-/// Returns the name of the file for a key in the folder of POSIX shared memory objects. It has one component, so that it cannot
-/// name a file outside the folder.
+/// Returns the name of the file for a key in the folder of POSIX shared memory objects. It has one
+/// component, so that it cannot name a file outside the folder.
 ///
 /// # Errors
 /// The key does not name an object, or it names one that clients may not use.
@@ -35,7 +38,8 @@ pub fn object_name<'a>(region: &str, key: &'a str) -> Result<&'a str, InferError
     // `shm_open` accepts any number of leading slashes too.
     let name = key.trim_start_matches('/');
     if name.starts_with(RESERVED) {
-        let text = format!("cannot register shared memory region '{region}' - invalid shm key '{key}'");
+        let text =
+            format!("cannot register shared memory region '{region}' - invalid shm key '{key}'");
         return Err(refusal(ErrorCode::InvalidArg, text));
     }
     if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) || name.len() > MAX_FILE_NAME {
@@ -57,7 +61,8 @@ pub fn cannot_open(key: &str) -> InferError {
 /// Returns the error for a range whose end exceeds 64 bits.
 fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
     let text = format!(
-        "Integer overflow detected: byte_size ({len}) + offset ({offset}) exceeds maximum value ({}) for region '{name}'",
+        "Integer overflow detected: byte_size ({len}) + offset ({offset}) exceeds maximum value \
+         ({}) for region '{name}'",
         u64::MAX
     );
     refusal(ErrorCode::InvalidArg, text)
@@ -67,7 +72,12 @@ fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
 ///
 /// # Errors
 /// The object does not contain the region, or the region is empty.
-pub fn check_range(region: &str, offset: u64, byte_size: u64, object: u64) -> Result<(), InferError> {
+pub fn check_range(
+    region: &str,
+    offset: u64,
+    byte_size: u64,
+    object: u64,
+) -> Result<(), InferError> {
     match offset.checked_add(byte_size) {
         Some(end) if byte_size > 0 && end <= object => Ok(()),
         _ => {
@@ -112,15 +122,17 @@ impl Registry {
             return Err(refusal(ErrorCode::AlreadyExists, text));
         }
         if name.len() > MAX_NAME {
-            let text =
-                format!("the name of a shared memory region has {} bytes; at most {MAX_NAME} are allowed", name.len());
+            let text = format!(
+                "the name of a shared memory region has {} bytes; at most {MAX_NAME} are allowed",
+                name.len()
+            );
             return Err(refusal(ErrorCode::InvalidArg, text));
         }
         let leaving = self.leaving.iter().filter(|region| region.strong_count() > 0).count();
         if self.regions.len() + leaving >= self.most {
             let text = format!(
-                "shared memory region '{name}' cannot be registered: {} regions are registered, the maximum that the limit \
-                 of open files allows",
+                "shared memory region '{name}' cannot be registered: {} regions are registered, \
+                 the maximum that the limit of open files allows",
                 self.most
             );
             return Err(refusal(ErrorCode::Unavailable, text));
@@ -128,7 +140,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds a region. An unregistered region of the same name that is still in use remains separate.
+    /// Adds a region. An unregistered region of the same name that is still in use remains
+    /// separate.
     ///
     /// # Errors
     /// The same as for [`Registry::check_new`].
@@ -141,8 +154,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Looks up the region of a slice, which keeps it alive until the slice is dropped. As in Triton, finds an unregistered
-    /// region too while it is in use.
+    /// Looks up the region of a slice, which keeps it alive until the slice is dropped. As in
+    /// Triton, finds an unregistered region too while it is in use.
     ///
     /// # Errors
     /// The name is not registered, or the region does not contain the range.
@@ -169,16 +182,16 @@ impl Registry {
         Ok(kind)
     }
 
-    /// Returns the registered region of this name, otherwise the most recently unregistered one that is still in use.
+    /// Returns the registered region of this name, otherwise the most recently unregistered one
+    /// that is still in use.
     fn find(&self, name: &str) -> Option<Arc<Region>> {
-        self.regions
-            .get(name)
-            .cloned()
-            .or_else(|| self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name))
+        self.regions.get(name).cloned().or_else(|| {
+            self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name)
+        })
     }
 
-    /// Unregisters the region of this kind and name, or all regions of the kind. A region in use is removed after its last user;
-    /// an unknown region is ignored.
+    /// Unregisters the region of this kind and name, or all regions of the kind. A region in use is
+    /// removed after its last user; an unknown region is ignored.
     pub fn unregister(&mut self, kind: Kind, name: Option<&str>) {
         self.leaving.retain(|region| region.strong_count() > 0);
         let leaving = &mut self.leaving;
@@ -197,14 +210,15 @@ impl Registry {
                     leave(entry.remove());
                 }
             }
-            None => {
-                self.regions.extract_if(.., |_, region| region.kind() == kind).for_each(|(_, region)| leave(region))
-            }
+            None => self
+                .regions
+                .extract_if(.., |_, region| region.kind() == kind)
+                .for_each(|(_, region)| leave(region)),
         }
     }
 
-    /// Returns the region of this kind and name, or all regions of the kind by name. Includes unregistered regions that are
-    /// still in use, unless their names have been registered again.
+    /// Returns the region of this kind and name, or all regions of the kind by name. Includes
+    /// unregistered regions that are still in use, unless their names have been registered again.
     ///
     /// # Errors
     /// No region has this name, or it is of the other kind.
@@ -226,25 +240,30 @@ impl Registry {
                 let is = what(status.region.kind());
                 let wanted = what(kind);
                 let text = format!(
-                    "The region named '{name}' is registered as {is} shared memory, not {wanted} shared memory"
+                    "The region named '{name}' is registered as {is} shared memory, not {wanted} \
+                     shared memory"
                 );
                 Err(refusal(ErrorCode::NotFound, text))
             }
             None => {
-                let text = format!("Unable to find {} shared memory region: '{name}'", kind.as_str());
+                let text =
+                    format!("Unable to find {} shared memory region: '{name}'", kind.as_str());
                 Err(refusal(ErrorCode::NotFound, text))
             }
         }
     }
 
-    /// Returns the number of regions of a kind (unregistered ones in use included), their bytes, and the tensors that use them
-    /// now.
+    /// Returns the number of regions of a kind (unregistered ones in use included), their bytes,
+    /// and the tensors that use them now.
     pub fn totals(&self, kind: Kind) -> (u64, u64, u64) {
         let leaving = self.leaving.iter().filter_map(Weak::upgrade);
-        let all = leaving.chain(self.regions.values().cloned()).filter(|region| region.kind() == kind);
+        let all =
+            leaving.chain(self.regions.values().cloned()).filter(|region| region.kind() == kind);
         // The references of the table and of this iteration do not count.
         all.fold((0, 0, 0), |(count, bytes, used), region| {
-            let kept = usize::from(self.regions.get(&region.name).is_some_and(|kept| kept.id == region.id));
+            let kept = usize::from(
+                self.regions.get(&region.name).is_some_and(|kept| kept.id == region.id),
+            );
             let users = Arc::strong_count(&region).saturating_sub(1 + kept) as u64;
             (count + 1, bytes + region.byte_size, used + users)
         })
@@ -289,17 +308,31 @@ mod tests {
 
     #[test]
     fn a_key_names_a_file_in_the_folder() {
-        for (key, name) in [("/a", "a"), ("a", "a"), ("//a", "a"), ("/...", "..."), ("/a b", "a b")] {
+        for (key, name) in [("/a", "a"), ("a", "a"), ("//a", "a"), ("/...", "..."), ("/a b", "a b")]
+        {
             assert_eq!(object_name("r", key), Ok(name));
         }
         let long = "k".repeat(256);
-        for key in ["", "/", ".", "..", "/..", "a/b", "/a/", "../shm/a", "/dev/shm/a", "a\0", "/proc/self/fd/3", &long]
-        {
+        for key in [
+            "",
+            "/",
+            ".",
+            "..",
+            "/..",
+            "a/b",
+            "/a/",
+            "../shm/a",
+            "/dev/shm/a",
+            "a\0",
+            "/proc/self/fd/3",
+            &long,
+        ] {
             let text = format!("Unable to open shared memory region: '{key}'");
             assert_eq!(refused(object_name("r", key)), (ErrorCode::Internal, text));
         }
         for key in ["triton_python_backend_shm_region_1", "/triton_python_backend_shm_region_1"] {
-            let text = format!("cannot register shared memory region 'r' - invalid shm key '{key}'");
+            let text =
+                format!("cannot register shared memory region 'r' - invalid shm key '{key}'");
             assert_eq!(refused(object_name("r", key)), (ErrorCode::InvalidArg, text));
         }
     }
@@ -315,13 +348,17 @@ mod tests {
             (u64::MAX, 2, false),
             (2, u64::MAX, false),
         ] {
-            assert_eq!(check_range("r", offset, byte_size, 10).is_ok(), fits, "{byte_size} bytes at {offset}");
+            assert_eq!(
+                check_range("r", offset, byte_size, 10).is_ok(),
+                fits,
+                "{byte_size} bytes at {offset}"
+            );
         }
         let mut registry = Registry::new(9);
         registry.insert("r", 10, memory(Kind::System)).unwrap();
         let mut far = Slice::new("r".into(), 9, u64::MAX);
-        let text = "Integer overflow detected: byte_size (18446744073709551615) + offset (9) exceeds maximum value \
-                    (18446744073709551615) for region 'r'";
+        let text = "Integer overflow detected: byte_size (18446744073709551615) + offset (9) \
+                    exceeds maximum value (18446744073709551615) for region 'r'";
         assert_eq!(refused(registry.attach(&mut far)), (ErrorCode::InvalidArg, text.into()));
         for (offset, len, wrong) in [
             (0, 10, None),
@@ -333,19 +370,29 @@ mod tests {
             (9, u64::MAX - 9, Some("offset + byte size")),
             (0, 0, Some("offset + byte size")),
         ] {
-            let expected = wrong.map(|what| format!("Invalid {what} for shared memory region: 'r'"));
-            let got = registry.attach(&mut Slice::new("r".into(), offset, len)).err().map(|error| error.message);
+            let expected =
+                wrong.map(|what| format!("Invalid {what} for shared memory region: 'r'"));
+            let got = registry
+                .attach(&mut Slice::new("r".into(), offset, len))
+                .err()
+                .map(|error| error.message);
             assert_eq!(got, expected, "{offset} {len}");
         }
         let unknown = refused(registry.attach(&mut Slice::new("s".into(), 0, 1)));
-        assert_eq!(unknown, (ErrorCode::NotFound, "Unable to find shared memory region: 's'".into()));
+        assert_eq!(
+            unknown,
+            (ErrorCode::NotFound, "Unable to find shared memory region: 's'".into())
+        );
     }
 
     #[test]
     fn an_unregistered_region_is_removed_after_its_last_user() {
         let mut registry = Registry::new(9);
         registry.insert("r", 4096, memory(Kind::System)).unwrap();
-        assert_eq!(refused(registry.insert("r", 1, memory(Kind::Cuda))).0, ErrorCode::AlreadyExists);
+        assert_eq!(
+            refused(registry.insert("r", 1, memory(Kind::Cuda))).0,
+            ErrorCode::AlreadyExists
+        );
         let mut slice = Slice::new("r".into(), 0, 8);
         registry.attach(&mut slice).unwrap();
         let copy = slice.clone();
@@ -388,7 +435,8 @@ mod tests {
         let mut registry = Registry::new(2);
         registry.insert("c", 64, memory(Kind::Cuda)).unwrap();
         let (code, text) = refused(registry.status(Kind::System, Some("c")));
-        let expected = "The region named 'c' is registered as CUDA shared memory, not system shared memory";
+        let expected =
+            "The region named 'c' is registered as CUDA shared memory, not system shared memory";
         assert_eq!((code, text.as_str()), (ErrorCode::NotFound, expected));
         let long = "n".repeat(MAX_NAME + 1);
         assert_eq!(refused(registry.insert(&long, 1, memory(Kind::Cuda))).0, ErrorCode::InvalidArg);

@@ -8,15 +8,17 @@
 //! any --stop--> Stopping --process gone--> Stopped
 //! ```
 //!
-//! An instance that has been ready once is restarted after each loss, as [`RestartPolicy`] defines. An instance that has never
-//! been ready has a model that does not load; this is reported and not retried. No process is started while the previous one
-//! lives: both could hold the same device memory.
+//! An instance that has been ready once is restarted after each loss, as [`RestartPolicy`] defines.
+//! An instance that has never been ready has a model that does not load; this is reported and not
+//! retried. No process is started while the previous one lives: both could hold the same device
+//! memory.
 //!
-//! This module decides; the frontend's module of the same name owns the process and the clock. It performs the actions that
-//! [`Supervisor::poll_action`] returns until that returns `None`, then waits for the next event or for
-//! [`Supervisor::poll_timeout`]. It must follow every [`Action::Spawn`] with exactly one [`Supervisor::exited`], or
-//! [`Supervisor::not_started`] if the process could not be started, and report no other event of that process afterwards.
-//! Unexpected events are ignored.
+//! This module decides; the frontend's module of the same name owns the process and the clock. It
+//! performs the actions that [`Supervisor::poll_action`] returns until that returns `None`, then
+//! waits for the next event or for [`Supervisor::poll_timeout`]. It must follow every
+//! [`Action::Spawn`] with exactly one [`Supervisor::exited`], or [`Supervisor::not_started`] if the
+//! process could not be started, and report no other event of that process afterwards. Unexpected
+//! events are ignored.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,7 +44,8 @@ pub struct RestartPolicy {
     pub backoff: Backoff,
     /// After an instance has been ready for this long, its next loss counts as the first.
     pub healthy_after: Duration,
-    /// No restart after this much time has passed since the first of consecutive losses; `None`: no limit.
+    /// No restart after this much time has passed since the first of consecutive losses; `None`:
+    /// no limit.
     pub window: Option<Duration>,
 }
 
@@ -83,7 +86,10 @@ impl Default for Settings {
             start_timeout: Duration::from_secs(120),
             execution_timeout: Duration::ZERO,
             restart: RestartPolicy {
-                backoff: Backoff::Exponential { first: Duration::from_millis(100), max: Duration::from_secs(30) },
+                backoff: Backoff::Exponential {
+                    first: Duration::from_millis(100),
+                    max: Duration::from_secs(30),
+                },
                 healthy_after: Duration::from_secs(60),
                 window: None,
             },
@@ -118,12 +124,18 @@ impl fmt::Display for LossReason {
             Self::LoadFailed(text) | Self::DeviceLost(text) => f.write_str(text),
             Self::NotStarted(text) => write!(f, "the worker process could not be started: {text}"),
             Self::Exited(text) => write!(f, "the worker process ended: {text}"),
-            Self::Disconnected(text) => write!(f, "the connection to the worker process was lost: {text}"),
+            Self::Disconnected(text) => {
+                write!(f, "the connection to the worker process was lost: {text}")
+            }
             Self::StartTimeout(limit) => {
                 write!(f, "the worker process was not ready within {} s", limit.as_secs_f64())
             }
             Self::ExecutionTimeout(limit) => {
-                write!(f, "the worker process did not complete a batch within {} s", limit.as_secs_f64())
+                write!(
+                    f,
+                    "the worker process did not complete a batch within {} s",
+                    limit.as_secs_f64()
+                )
             }
             Self::Stopped => f.write_str("the instance was stopped"),
         }
@@ -161,21 +173,25 @@ pub enum State {
 /// An action that the owner of the process must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start a process, then call [`Supervisor::spawned`], or [`Supervisor::not_started`] if the start failed.
+    /// Start a process, then call [`Supervisor::spawned`], or [`Supervisor::not_started`] if the
+    /// start failed.
     Spawn,
-    /// End the process. With [`LossReason::Stopped`] it may first be asked to exit; with other reasons it no longer responds.
+    /// End the process. With [`LossReason::Stopped`] it may first be asked to exit; with other
+    /// reasons it no longer responds.
     Kill {
         /// The reason.
         reason: LossReason,
     },
     /// The instance accepts batches.
     ReportReady,
-    /// An instance that was ready is lost with its batches in flight, or its restart failed. It will be restarted.
+    /// An instance that was ready is lost with its batches in flight, or its restart failed. It
+    /// will be restarted.
     ReportLost {
         /// The reason.
         reason: LossReason,
     },
-    /// The instance could not load its model, or its restarts are exhausted. It will not be retried.
+    /// The instance could not load its model, or its restarts are exhausted. It will not be
+    /// retried.
     ReportFailed {
         /// The reason.
         reason: LossReason,
@@ -230,7 +246,8 @@ impl Supervisor {
         self.restarts
     }
 
-    /// Returns the number of consecutive losses; a loss after a healthy time counts as the first. More than 1 is a crash loop.
+    /// Returns the number of consecutive losses; a loss after a healthy time counts as the first.
+    /// More than 1 is a crash loop.
     pub fn losses(&self) -> u32 {
         self.losses
     }
@@ -263,7 +280,8 @@ impl Supervisor {
         }
     }
 
-    /// Records that the connection closed, or that the worker sent invalid data over it or through the shared memory.
+    /// Records that the connection closed, or that the worker sent invalid data over it or through
+    /// the shared memory.
     pub fn disconnected(&mut self, reason: impl Into<String>, now: Instant) {
         if self.is_loading() || matches!(self.state, State::Ready { .. }) {
             self.give_up(LossReason::Disconnected(reason.into()), now);
@@ -300,7 +318,8 @@ impl Supervisor {
         }
     }
 
-    /// Records that a batch was sent to the worker. Batches execute one after the other: the oldest in flight is timed.
+    /// Records that a batch was sent to the worker. Batches execute one after the other: the oldest
+    /// in flight is timed.
     pub fn execution_started(&mut self, now: Instant) {
         if matches!(self.state, State::Ready { .. }) {
             if self.executions == 0 {
@@ -310,7 +329,8 @@ impl Supervisor {
         }
     }
 
-    /// Records that the oldest batch in flight was answered; the next one, if any, executes from now on.
+    /// Records that the oldest batch in flight was answered; the next one, if any, executes from
+    /// now on.
     pub fn execution_finished(&mut self, now: Instant) {
         self.executions = self.executions.saturating_sub(1);
         self.execution_since = now;
@@ -336,8 +356,12 @@ impl Supervisor {
             return;
         }
         match self.state {
-            State::Starting { .. } => self.give_up(LossReason::StartTimeout(self.settings.start_timeout), now),
-            State::Ready { .. } => self.give_up(LossReason::ExecutionTimeout(self.settings.execution_timeout), now),
+            State::Starting { .. } => {
+                self.give_up(LossReason::StartTimeout(self.settings.start_timeout), now)
+            }
+            State::Ready { .. } => {
+                self.give_up(LossReason::ExecutionTimeout(self.settings.execution_timeout), now)
+            }
             State::Backoff { .. } => {
                 self.restarts += 1;
                 self.start(now);
@@ -350,7 +374,9 @@ impl Supervisor {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Starting { deadline } => deadline,
-            State::Ready { .. } if self.executions > 0 => limit(self.execution_since, self.settings.execution_timeout),
+            State::Ready { .. } if self.executions > 0 => {
+                limit(self.execution_since, self.settings.execution_timeout)
+            }
             State::Backoff { until } => Some(until),
             _ => None,
         }
@@ -410,7 +436,8 @@ impl Supervisor {
 
     /// Lost -> Backoff.
     fn back_off(&mut self, now: Instant) {
-        self.state = State::Backoff { until: now + self.settings.restart.backoff.after(self.losses) };
+        self.state =
+            State::Backoff { until: now + self.settings.restart.backoff.after(self.losses) };
     }
 }
 
@@ -451,7 +478,11 @@ mod tests {
         let mut supervisor = Supervisor::new(settings(), at(0.0));
         assert_eq!(actions(&mut supervisor), [Action::Spawn]);
         supervisor.spawned(at(0.5));
-        assert_eq!(supervisor.poll_timeout(), Some(at(10.5)), "the start-up limit counts from the spawn");
+        assert_eq!(
+            supervisor.poll_timeout(),
+            Some(at(10.5)),
+            "the start-up limit counts from the spawn"
+        );
         supervisor.ready(at(1.0));
         assert_eq!(actions(&mut supervisor), [Action::ReportReady]);
         supervisor
@@ -468,10 +499,22 @@ mod tests {
     fn the_first_load_failure_is_final() {
         type Event = fn(&mut Supervisor);
         let cases: [(Event, LossReason, bool); 4] = [
-            (|s| s.load_failed("no such file", at(1.0)), LossReason::LoadFailed("no such file".into()), true),
+            (
+                |s| s.load_failed("no such file", at(1.0)),
+                LossReason::LoadFailed("no such file".into()),
+                true,
+            ),
             (|s| s.exited("signal 9", at(1.0)), exited(), false),
-            (|s| s.disconnected("closed", at(1.0)), LossReason::Disconnected("closed".into()), true),
-            (|s| s.handle_timeout(at(10.0)), LossReason::StartTimeout(Duration::from_secs(10)), true),
+            (
+                |s| s.disconnected("closed", at(1.0)),
+                LossReason::Disconnected("closed".into()),
+                true,
+            ),
+            (
+                |s| s.handle_timeout(at(10.0)),
+                LossReason::StartTimeout(Duration::from_secs(10)),
+                true,
+            ),
         ];
         for (event, reason, kills) in cases {
             let mut supervisor = Supervisor::new(settings(), at(0.0));
@@ -545,7 +588,11 @@ mod tests {
         supervisor.execution_started(at(11.0));
         assert_eq!(supervisor.poll_timeout(), Some(at(15.0)));
         supervisor.execution_finished(at(14.0));
-        assert_eq!(supervisor.poll_timeout(), Some(at(19.0)), "the second batch starts when the first ends");
+        assert_eq!(
+            supervisor.poll_timeout(),
+            Some(at(19.0)),
+            "the second batch starts when the first ends"
+        );
         supervisor.handle_timeout(at(15.0));
         assert_eq!(actions(&mut supervisor), []);
         supervisor.handle_timeout(at(19.0));
@@ -556,7 +603,11 @@ mod tests {
         supervisor.handle_timeout(at(20.1));
         actions(&mut supervisor);
         supervisor.ready(at(21.0));
-        assert_eq!(supervisor.poll_timeout(), None, "the batches in flight were lost with the process");
+        assert_eq!(
+            supervisor.poll_timeout(),
+            None,
+            "the batches in flight were lost with the process"
+        );
         let mut idle = running();
         idle.execution_started(at(10.0));
         idle.execution_finished(at(11.0));
@@ -574,13 +625,20 @@ mod tests {
         let mut unpolled = Supervisor::new(settings(), at(0.0));
         unpolled.handle_timeout(at(10.0));
         let reason = LossReason::StartTimeout(Duration::from_secs(10));
-        assert_eq!(actions(&mut unpolled), [Action::ReportFailed { reason }], "no process to start or to kill");
+        assert_eq!(
+            actions(&mut unpolled),
+            [Action::ReportFailed { reason }],
+            "no process to start or to kill"
+        );
     }
 
     #[test]
     fn zero_means_no_limit() {
-        let unlimited =
-            Settings { start_timeout: Duration::ZERO, execution_timeout: Duration::ZERO, ..Settings::default() };
+        let unlimited = Settings {
+            start_timeout: Duration::ZERO,
+            execution_timeout: Duration::ZERO,
+            ..Settings::default()
+        };
         let mut supervisor = Supervisor::new(unlimited, at(0.0));
         actions(&mut supervisor);
         supervisor.spawned(at(0.0));
@@ -590,7 +648,8 @@ mod tests {
         assert_eq!(supervisor.poll_timeout(), None);
     }
 
-    /// Loses the instance `lived` seconds after it became ready and returns the pause before the next start.
+    /// Loses the instance `lived` seconds after it became ready and returns the pause before the
+    /// next start.
     fn lose(supervisor: &mut Supervisor, now: &mut Instant, lived: f64) -> f64 {
         actions(supervisor);
         supervisor.ready(*now);
@@ -661,7 +720,11 @@ mod tests {
         killed.disconnected("closed", at(2.0));
         actions(&mut killed);
         killed.stop(at(2.5));
-        assert_eq!((actions(&mut killed), killed.state()), (vec![], State::Stopping), "killed already");
+        assert_eq!(
+            (actions(&mut killed), killed.state()),
+            (vec![], State::Stopping),
+            "killed already"
+        );
     }
 
     #[test]
@@ -669,8 +732,14 @@ mod tests {
         for (reason, text) in [
             (LossReason::LoadFailed("no such file".into()), "no such file"),
             (exited(), "the worker process ended: signal 9"),
-            (LossReason::NotStarted("no memory".into()), "the worker process could not be started: no memory"),
-            (LossReason::StartTimeout(Duration::from_millis(1500)), "the worker process was not ready within 1.5 s"),
+            (
+                LossReason::NotStarted("no memory".into()),
+                "the worker process could not be started: no memory",
+            ),
+            (
+                LossReason::StartTimeout(Duration::from_millis(1500)),
+                "the worker process was not ready within 1.5 s",
+            ),
         ] {
             assert_eq!(reason.to_string(), text);
         }
@@ -679,8 +748,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// For any order of events: at most one process lives, reports alternate, only live processes are killed, timeouts make
-        /// progress, and after a stop nothing is pending.
+        /// For any order of events: at most one process lives, reports alternate, only live
+        /// processes are killed, timeouts make progress, and after a stop nothing is pending.
         #[test]
         fn invariants_hold_for_any_order_of_events(events in prop::collection::vec((0..9u8, 0..40_000u64), 0..80)) {
             let supervisor = Supervisor::new(settings(), at(0.0));
@@ -739,9 +808,13 @@ mod tests {
             while let Some(action) = self.supervisor.poll_action() {
                 assert!(!self.failed, "action after the failure: {action:?}");
                 match action {
-                    Action::Spawn => assert!(!std::mem::replace(&mut self.lives, true), "two processes"),
+                    Action::Spawn => {
+                        assert!(!std::mem::replace(&mut self.lives, true), "two processes")
+                    }
                     Action::Kill { .. } => assert!(self.lives, "nothing to kill"),
-                    Action::ReportReady => assert!(!std::mem::replace(&mut self.ready, true), "ready twice"),
+                    Action::ReportReady => {
+                        assert!(!std::mem::replace(&mut self.ready, true), "ready twice")
+                    }
                     Action::ReportLost { .. } => self.ready = false,
                     Action::ReportFailed { .. } => {
                         assert!(!self.ready, "failed without being reported lost");
@@ -757,7 +830,8 @@ mod tests {
     fn restarts_follow_the_schedule_until_the_window_ends() {
         let window = Duration::from_secs(20);
         let backoff = Backoff::Schedule(&[1, 1, 2, 3, 5, 8]);
-        let restart = RestartPolicy { backoff, healthy_after: Duration::ZERO, window: Some(window) };
+        let restart =
+            RestartPolicy { backoff, healthy_after: Duration::ZERO, window: Some(window) };
         let settings = Settings { restart, ..settings() };
         let mut supervisor = Supervisor::new(settings, at(0.0));
         actions(&mut supervisor);
@@ -775,7 +849,8 @@ mod tests {
             supervisor.handle_timeout(now);
             assert_eq!(actions(&mut supervisor), [Action::Spawn]);
         }
-        // 1 + 1 + 2 + 3 + 5 = 12 s after the first loss, one more restart is allowed; 20 s after it, no more.
+        // 1 + 1 + 2 + 3 + 5 = 12 s after the first loss, one more restart is allowed; 20 s after
+        // it, no more.
         assert_eq!((pauses, supervisor.poll_timeout()), (vec![1, 1, 2, 3, 5, 8], None));
         assert_eq!(now - at(10.0), window);
         let mut again = Supervisor::new(settings, at(0.0));

@@ -76,7 +76,8 @@ impl fmt::Display for DataType {
     }
 }
 
-/// Returns the number of elements of a shape; `None` if a dimension is negative or the product exceeds `i64::MAX`.
+/// Returns the number of elements of a shape; `None` if a dimension is negative or the product
+/// exceeds `i64::MAX`.
 pub fn element_count(shape: &[i64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |product, &dim| {
         let next = product.checked_mul(u64::try_from(dim).ok()?)?;
@@ -84,7 +85,8 @@ pub fn element_count(shape: &[i64]) -> Option<u64> {
     })
 }
 
-/// Returns the number of bytes of a fixed-size tensor; `None` for BYTES and if [`element_count`] or the product overflows.
+/// Returns the number of bytes of a fixed-size tensor; `None` for BYTES and if [`element_count`] or
+/// the product overflows.
 pub fn byte_size(datatype: DataType, shape: &[i64]) -> Option<u64> {
     element_count(shape)?.checked_mul(datatype.size()? as u64)
 }
@@ -110,8 +112,8 @@ pub struct Tensor {
 
 /// Splits the serialized elements of a BYTES tensor.
 ///
-/// Yields the bytes of each element. The first framing error (a length that exceeds the data) ends the iteration with `Err`,
-/// which holds the byte position.
+/// Yields the bytes of each element. The first framing error (a length that exceeds the data) ends
+/// the iteration with `Err`, which holds the byte position.
 pub fn bytes_elements(data: &[u8]) -> impl Iterator<Item = Result<&[u8], usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -138,7 +140,8 @@ pub fn bytes_elements(data: &[u8]) -> impl Iterator<Item = Result<&[u8], usize>>
 
 /// Appends one element of a BYTES tensor in its serialized form.
 ///
-/// Returns false for an element longer than `u32::MAX` bytes, the limit of the format. Callers have lower size limits.
+/// Returns false for an element longer than `u32::MAX` bytes, the limit of the format. Callers have
+/// lower size limits.
 pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
     let Ok(length) = u32::try_from(element.len()) else { return false };
     out.extend_from_slice(&length.to_le_bytes());
@@ -155,7 +158,8 @@ pub struct StringsError {
     pub prefixed: bool,
 }
 
-/// Checks that the pieces of a tensor's data consist of `expected` elements of an input of a model, in one pass.
+/// Checks that the pieces of a tensor's data consist of `expected` elements of an input of a model,
+/// in one pass.
 ///
 /// # Errors
 /// The framing is invalid, or the number of elements differs.
@@ -172,15 +176,15 @@ pub fn check_strings<P: AsRef<[u8]>>(
         count += 1;
         if count > expected {
             let text = format!(
-                "unexpected number of string elements {count} for inference input '{input}' for model '{model}', \
-                 expecting {expected}"
+                "unexpected number of string elements {count} for inference input '{input}' for \
+                 model '{model}', expecting {expected}"
             );
             return wrong(true, text);
         }
         if !rest.skip(length as usize) {
             let text = format!(
-                "incomplete string data for inference input '{input}', expecting string of length {length} but only {} \
-                 bytes available",
+                "incomplete string data for inference input '{input}', expecting string of length \
+                 {length} but only {} bytes available",
                 rest.left
             );
             return wrong(false, text);
@@ -188,15 +192,17 @@ pub fn check_strings<P: AsRef<[u8]>>(
     }
     if rest.left > 0 {
         let text = format!(
-            "incomplete string length indicator for inference input '{input}' for model '{model}', expecting 4 bytes but \
-             only {} bytes available. Please make sure the string length indicator is in one buffer.",
+            "incomplete string length indicator for inference input '{input}' for model \
+             '{model}', expecting 4 bytes but only {} bytes available. Please make sure the \
+             string length indicator is in one buffer.",
             rest.left
         );
         return wrong(true, text);
     }
     if count != expected {
         let text = format!(
-            "expected {expected} string elements for inference input '{input}' for model '{model}', got {count}"
+            "expected {expected} string elements for inference input '{input}' for model \
+             '{model}', got {count}"
         );
         return wrong(true, text);
     }
@@ -300,7 +306,10 @@ mod tests {
             for first in 0..=short {
                 for second in [0, 1, 3, 7] {
                     for expected in [4, 5] {
-                        assert_eq!(check(part, expected, &[first, second, 2]), check(part, expected, &[]));
+                        assert_eq!(
+                            check(part, expected, &[first, second, 2]),
+                            check(part, expected, &[])
+                        );
                     }
                 }
             }

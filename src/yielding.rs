@@ -1,21 +1,25 @@
-//! When a thread that has nothing to do yields its processor to other threads (`sched_yield`) before it sleeps.
+//! When a thread that has nothing to do yields its processor to other threads (`sched_yield`)
+//! before it sleeps.
 //!
-//! Threads that are about to give it work then run first, and the thread goes on without a sleep and a wake-up. But a thread that
-//! computes keeps the processor for a slice of the scheduler (milliseconds), while a sleeping thread would soon be woken. A
-//! thread may lose some time in this way for each yield. When it has lost more, it does not yield until a multiple of the last
+//! Threads that are about to give it work then run first, and the thread goes on without a sleep
+//! and a wake-up. But a thread that computes keeps the processor for a slice of the scheduler
+//! (milliseconds), while a sleeping thread would soon be woken. A thread may lose some time in this
+//! way for each yield. When it has lost more, it does not yield until a multiple of the last
 //! loss has passed.
 
 use std::time::Duration;
 
 use crate::timeline::Instant;
 
-/// The shortest absence that counts as a loss. Slices of Linux are longer; threads that only pass work on need less.
+/// The shortest absence that counts as a loss. Slices of Linux are longer; threads that only pass
+/// work on need less.
 const LOSS_NS: u64 = 1_000_000;
 /// The loss that each yield allows.
 const ALLOWANCE_NS: u64 = 10_000;
 /// The most that earlier yields allow together: more than one slice, less than two.
 const MOST_ALLOWED_NS: u64 = 4_000_000;
-/// The pause after too much loss, as a multiple of the last absence: at most 1 % of the time is lost.
+/// The pause after too much loss, as a multiple of the last absence: at most 1 % of the time is
+/// lost.
 const PAUSE: u64 = 100;
 /// The longest pause, when each one has doubled the last.
 const LONGEST_PAUSE_NS: u64 = 10_000_000_000;
@@ -67,7 +71,8 @@ mod tests {
     fn pause(yielding: &mut Yielding, at: &mut Instant, absence_ns: u64) -> u64 {
         let back = Instant(at.0 + absence_ns);
         yielding.yielded(*at, back);
-        let end = (0..).map(|step| Instant(back.0 + step * MS)).find(|now| yielding.is_allowed(*now));
+        let end =
+            (0..).map(|step| Instant(back.0 + step * MS)).find(|now| yielding.is_allowed(*now));
         *at = end.unwrap_or(back);
         at.ns_since(back)
     }
@@ -87,7 +92,11 @@ mod tests {
         let mut at = Instant(0);
         (0..10_000).for_each(|_| yielding.yielded(at, at));
         assert_eq!(pause(&mut yielding, &mut at, 3 * MS), 0);
-        assert_eq!(pause(&mut yielding, &mut at, 3 * MS), 300 * MS, "the yields before allow only one");
+        assert_eq!(
+            pause(&mut yielding, &mut at, 3 * MS),
+            300 * MS,
+            "the yields before allow only one"
+        );
         (0..200).for_each(|_| yielding.yielded(at, at));
         assert_eq!(pause(&mut yielding, &mut at, 2 * MS), 0, "200 yields allow 2 ms");
     }
@@ -99,7 +108,11 @@ mod tests {
         let pauses: Vec<_> = (0..8).map(|_| pause(&mut yielding, &mut at, 5 * MS) / MS).collect();
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 10_000, 10_000, 10_000]);
         (0..FORGETS - 2).for_each(|_| yielding.yielded(at, at));
-        assert_eq!(pause(&mut yielding, &mut at, 5 * MS), 10_000 * MS, "too few yields since the last pause");
+        assert_eq!(
+            pause(&mut yielding, &mut at, 5 * MS),
+            10_000 * MS,
+            "too few yields since the last pause"
+        );
         (0..FORGETS).for_each(|_| yielding.yielded(at, at));
         assert_eq!(pause(&mut yielding, &mut at, 5 * MS), 500 * MS);
         assert_eq!(pause(&mut yielding, &mut at, u64::MAX / 1000), 10_000 * MS);

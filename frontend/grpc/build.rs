@@ -1,4 +1,5 @@
-//! Generates the gRPC service from `proto/` with a protobuf compiler written in Rust: no `protoc` is needed.
+//! Generates the gRPC service from `proto/` with a protobuf compiler written in Rust: no `protoc`
+//! is needed.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,8 @@ use protox::prost_reflect::prost_types::FileDescriptorSet;
 use protox::prost_reflect::prost_types::field_descriptor_proto::Type;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Relative to the package, where cargo runs this script: clones that share a build directory have no common absolute path.
+    // Relative to the package, where cargo runs this script: clones that share a build directory
+    // have no common absolute path.
     let proto = Path::new("../../proto");
     let own = ["grpc_service.proto"];
     for file in own.into_iter().chain(["model_config.proto"]) {
@@ -31,14 +33,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     load_reports(&out, proto)
 }
 
-/// Makes the typed contents of an input a field of bytes, which has the same encoding as a message: so they are not decoded with
-/// the request, on a thread that serves sockets, but when they are converted.
+/// Makes the typed contents of an input a field of bytes, which has the same encoding as a message:
+/// so they are not decoded with the request, on a thread that serves sockets, but when they are
+/// converted.
 fn leave_contents_encoded(files: &mut FileDescriptorSet) -> Result<(), &'static str> {
     let messages = files.file.iter_mut().flat_map(|file| &mut file.message_type);
-    let inner =
-        messages.filter(|message| message.name() == "ModelInferRequest").flat_map(|message| &mut message.nested_type);
-    let mut fields = inner.filter(|inner| inner.name() == "InferInputTensor").flat_map(|inner| &mut inner.field);
-    let contents = fields.find(|field| field.name() == "contents").ok_or("InferInputTensor has no field `contents`")?;
+    let inner = messages
+        .filter(|message| message.name() == "ModelInferRequest")
+        .flat_map(|message| &mut message.nested_type);
+    let mut fields =
+        inner.filter(|inner| inner.name() == "InferInputTensor").flat_map(|inner| &mut inner.field);
+    let contents = fields
+        .find(|field| field.name() == "contents")
+        .ok_or("InferInputTensor has no field `contents`")?;
     contents.set_type(Type::Bytes);
     contents.type_name = None;
     contents.proto3_optional = Some(true);

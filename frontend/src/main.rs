@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-/// All threads allocate and free request bodies of a megabyte; the system's allocator returns their pages each time.
+/// All threads allocate and free request bodies of a megabyte; the system's allocator returns their
+/// pages each time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -56,13 +56,16 @@ const LAST_EXPORTS: Duration = Duration::from_secs(5);
 /// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
 
-/// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
+/// Maximum time to write the last lines of the metric logs, so that a file system that hangs does
+/// not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
 
-/// Threads of the server beside its event loops: for logs, timers and measurements, and some that load models.
+/// Threads of the server beside its event loops: for logs, timers and measurements, and some that
+/// load models.
 const OTHER_THREADS: usize = 13;
 
-/// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
+/// How long workers look for their next frame before they sleep, in microseconds, where processors
+/// are to spare.
 const SPIN_US: u32 = 200;
 
 /// Runs a command, or the server until a signal ends it.
@@ -73,7 +76,12 @@ pub fn main() -> ExitCode {
     };
     match &options.command {
         Some(Command::Health { address, server_name, certificates }) => {
-            return commands::health(address.as_deref(), &options.http, server_name.as_deref(), certificates);
+            return commands::health(
+                address.as_deref(),
+                &options.http,
+                server_name.as_deref(),
+                certificates,
+            );
         }
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Slo(command)) => return commands::slo(command),
@@ -95,11 +103,12 @@ pub fn main() -> ExitCode {
 /// Runs the server with these options, and TorchServe's endpoints if there is a plan.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     protection::apply();
-    let loops = options.http_clients.threads.map_or_else(threads::processors, |count| count as usize);
+    let loops =
+        options.http_clients.threads.map_or_else(threads::processors, |count| count as usize);
     if let Err(error) = threads::check(loops + OTHER_THREADS) {
         return failed(&format!(
-            "cannot start {} threads: {error}. Raise the limit of processes and threads of this user (ulimit -u), service \
-             (TasksMax) or container (pids)",
+            "cannot start {} threads: {error}. Raise the limit of processes and threads of this \
+             user (ulimit -u), service (TasksMax) or container (pids)",
             loops + OTHER_THREADS
         ));
     }
@@ -130,14 +139,16 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
 }
 
-/// Returns the time that workers look for their next frame before they sleep. Without the flag, it is 0 on a single processor, where
-/// the frontend could not run meanwhile, and under a quota, which the time would use up.
+/// Returns the time that workers look for their next frame before they sleep. Without the flag, it
+/// is 0 on a single processor, where the frontend could not run meanwhile, and under a quota, which
+/// the time would use up.
 fn spin(options: &Options) -> loader::WorkerSpin {
     if let Some(us) = options.workers.worker_spin_us {
         return loader::WorkerSpin { usual_us: us, limited_us: us };
     }
     // The standard library's number also respects quotas of cgroup v1, which are not read here.
-    let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
+    let allowed =
+        rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
     let roots = Roots::new(&options.metrics.cgroup_root);
     let has_quota = threads::processors() < allowed || system::has_cpu_quota(&roots);
     let usual_us = if threads::processors() < 2 || has_quota { 0 } else { SPIN_US };
@@ -150,7 +161,8 @@ fn failed(reason: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Binds the ports, loads the models, serves, and exits in order. Binding first reports a port in use before models load.
+/// Binds the ports, loads the models, serves, and exits in order. Binding first reports a port in
+/// use before models load.
 async fn serve(
     options: &Options,
     plan: Option<&Plan<Options>>,
@@ -159,16 +171,19 @@ async fn serve(
 ) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
     let manager = ServiceManager::start();
-    let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
+    let hangup =
+        signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
-    let source = Source { file, overrides, usual_mode: Some(metrics::usual_mode(options, plan.is_some())) };
+    let source =
+        Source { file, overrides, usual_mode: Some(metrics::usual_mode(options, plan.is_some())) };
     let definition = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&definition.catalog));
     let logs = metrics::logs(options, definition.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
     let event_loops = threads.event_loops.clone();
     let (engine, system) = engine(options, definition, descriptors, threads, &clouds).await?;
-    let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
+    let tslog =
+        tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     tokio::spawn(engine.clone().keep_load_reports());
@@ -177,11 +192,20 @@ async fn serve(
     let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
     let timing = options.response_times.setting();
-    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops, timing };
+    let listeners = Listeners {
+        options,
+        engine: &engine,
+        phases,
+        hangup: hung_up,
+        budget,
+        event_loops,
+        timing,
+    };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut open = listeners.open(&guards, clouds.platforms()).await?;
-    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, listeners.ports(guards))).transpose()?;
+    let mut endpoints =
+        plan.map(|plan| Endpoints::new(plan, &engine, listeners.ports(guards))).transpose()?;
     let loaded = tokio::select! {
         loaded = load(&engine, options, endpoints.as_mut(), &clouds) => loaded.map(|tasks| open.extend(tasks)),
         () = ends.next() => Ok(()),
@@ -210,8 +234,14 @@ async fn serve(
     loaded.and(finished)
 }
 
-/// Waits until the listeners have sent the last responses and the exporters the last traces and metrics, each within its limit.
-async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, push: Option<Push>, ends: &mut Ends) {
+/// Waits until the listeners have sent the last responses and the exporters the last traces and
+/// metrics, each within its limit.
+async fn close(
+    listeners: Vec<JoinHandle<()>>,
+    engine: &Engine,
+    push: Option<Push>,
+    ends: &mut Ends,
+) {
     ends.close(listeners).await;
     let last_metrics = async {
         if let Some(push) = push {
@@ -225,18 +255,22 @@ async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, push: Option<Pus
     ends.wait(LAST_EXPORTS + LOGGED, last_exports).await;
 }
 
-/// Returns an error if requests or sequences were unfinished when the exit timeout expired or a second signal came.
+/// Returns an error if requests or sequences were unfinished when the exit timeout expired or a
+/// second signal came.
 fn check_finished(unfinished: Unfinished, ends: &Ends) -> Result<(), String> {
-    let why = if ends.seen < 2 { "Exit timeout expired" } else { "A second signal has ended the wait" };
+    let why =
+        if ends.seen < 2 { "Exit timeout expired" } else { "A second signal has ended the wait" };
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
         Unfinished { requests, sequences } => Err(format!(
-            "{why}. Exiting immediately. {requests} requests were not answered, {sequences} sequences not finished"
+            "{why}. Exiting immediately. {requests} requests were not answered, {sequences} \
+             sequences not finished"
         )),
     }
 }
 
-/// Loads the models, including the models of a plan, and opens the ports of the plan's endpoints. Returns the tasks of these ports.
+/// Loads the models, including the models of a plan, and opens the ports of the plan's endpoints.
+/// Returns the tasks of these ports.
 async fn load(
     engine: &Engine,
     options: &Options,
@@ -251,7 +285,8 @@ async fn load(
     }
 }
 
-/// On each SIGHUP, reopens the log and reloads the metrics definition, certificates and tokens. Invalid files change nothing.
+/// On each SIGHUP, reopens the log and reloads the metrics definition, certificates and tokens.
+/// Invalid files change nothing.
 async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
         log::reopen();
@@ -261,23 +296,34 @@ async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source
         let result = blocking::run(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(difference) => tracing::info!("metrics reloaded from {source}: {difference}"),
-            Err(reason) => tracing::error!("metrics reload failed; the previous definition stays in use: {reason}"),
+            Err(reason) => tracing::error!(
+                "metrics reload failed; the previous definition stays in use: {reason}"
+            ),
         }
     }
 }
 
-/// Returns the memory limit of requests being received: the configured one, else a quarter of the memory of this process,
-/// because decoding a message temporarily doubles its memory.
+/// Returns the memory limit of requests being received: the configured one, else a quarter of the
+/// memory of this process, because decoding a message temporarily doubles its memory.
 fn receive_budget(options: &Options) -> Budget {
     let configured = options.http_clients.receive_memory;
-    Budget::new(configured.unwrap_or_else(|| system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4))
+    Budget::new(
+        configured
+            .unwrap_or_else(|| system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4),
+    )
 }
 
-/// Reports the server as not ready for the exit delay, then drains it. A second signal ends the waiting.
+/// Reports the server as not ready for the exit delay, then drains it. A second signal ends the
+/// waiting.
 ///
 /// # Errors
 /// Requests or sequences were left.
-async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Result<(), String> {
+async fn end(
+    options: &Options,
+    engine: &Engine,
+    ends: &mut Ends,
+    phase: &watch::Sender<Phase>,
+) -> Result<(), String> {
     let delay = options.general.exit_delay_secs;
     let timeout = options.general.exit_timeout_secs;
     if !delay.is_zero() {
@@ -320,17 +366,27 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
         return Ok(());
     }
     if options.general.exit_on_error {
-        let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
-        let text =
-            format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
+        let lines: Vec<String> =
+            failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
+        let text = format!(
+            "{} could not be loaded:{}",
+            if lines.len() == 1 { "a model" } else { "models" },
+            lines.concat()
+        );
         return Err(format!("{text}\n(with --exit-on-error=false the server starts without them)"));
     }
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
     let readiness = match options.general.strict_readiness {
-        true => "; until they are loaded, the server is not ready (set --strict-readiness=false to report it as ready)",
+        true => {
+            "; until they are loaded, the server is not ready (set --strict-readiness=false to \
+             report it as ready)"
+        }
         false => "",
     };
-    tracing::warn!("serving without the models that failed to load: {}{readiness}", names.join(", "));
+    tracing::warn!(
+        "serving without the models that failed to load: {}{readiness}",
+        names.join(", ")
+    );
     Ok(())
 }
 
@@ -351,13 +407,17 @@ async fn engine(
         omit_idle: options.metrics.omit_idle,
         ..cache::Settings::new(&hostname())
     };
-    // The system is only measured if a scrape, a metric log or a push can show it. TorchServe's port is scraped too.
+    // The system is only measured if a scrape, a metric log or a push can show it. TorchServe's
+    // port is scraped too.
     let scraped = options.metrics.allow || clouds.are_replaced();
-    let seen = scraped || definition.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
+    let seen = scraped
+        || definition.catalog.mode() != Mode::Prometheus
+        || options.metrics_push()?.is_some();
     let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = metrics::of_system(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
+    let limits =
+        options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
     settings.loader.stores.registered = clouds.registered();
@@ -379,15 +439,17 @@ fn control_mode(options: &Options) -> loader::Mode {
 fn worker_binary(options: &Options) -> Result<PathBuf, String> {
     let worker = match &options.workers.worker_binary {
         Some(worker) => worker.clone(),
-        None => std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("pharos-worker"),
+        None => std::env::current_exe()
+            .map_err(|error| error.to_string())?
+            .with_file_name("pharos-worker"),
     };
     if worker.is_file() {
         return Ok(worker);
     }
     Err(format!(
-        "the worker '{}', which runs the models, does not exist: reinstall pharos, whose packages contain both \
-         programs, or copy pharos-worker next to it (from source, `cargo build --release` builds both), or set \
-         --worker-binary",
+        "the worker '{}', which runs the models, does not exist: reinstall pharos, whose packages \
+         contain both programs, or copy pharos-worker next to it (from source, `cargo build \
+         --release` builds both), or set --worker-binary",
         worker.display()
     ))
 }
@@ -401,16 +463,22 @@ fn settings(
     let worker = worker_binary(options)?;
     match &onnxruntime {
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
-        None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
+        None => tracing::info!(
+            "ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"
+        ),
     }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
-    let (policies, issues) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
+    let (policies, issues) =
+        HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
     issues.iter().for_each(|issue| tracing::warn!("{issue}"));
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
         trace: options.tracing()?,
-        shared_memory: shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() },
+        shared_memory: shared_memory::Settings {
+            allowed: options.shared_memory.allowed,
+            worker: worker.clone(),
+        },
         loader: loader::Settings {
             stores: store::Settings {
                 locations: options.models.locations(),
@@ -453,8 +521,8 @@ fn settings(
     })
 }
 
-/// Returns the directory of further backends. Warns about a directory of Triton's backends, from a command line for Triton, and ignores
-/// it if it does not exist here.
+/// Returns the directory of further backends. Warns about a directory of Triton's backends, from a
+/// command line for Triton, and ignores it if it does not exist here.
 ///
 /// # Errors
 /// Another directory does not exist.
@@ -465,17 +533,19 @@ fn backend_directory(directory: &Path) -> Result<Option<PathBuf>, String> {
             return Err(format!("--backend-directory is '{shown}', which is not a directory"));
         }
         tracing::warn!(
-            "--backend-directory is ignored: '{shown}' does not exist. It is the directory of Triton's compiled backends, which \
-             this server neither needs nor loads; remove the flag"
+            "--backend-directory is ignored: '{shown}' does not exist. It is the directory of \
+             Triton's compiled backends, which this server neither needs nor loads; remove the \
+             flag"
         );
         return Ok(None);
     }
     let compiled = triton_backends(directory);
     if !compiled.is_empty() {
         tracing::warn!(
-            "--backend-directory: '{shown}' holds compiled backends of Triton ({}), which this server does not load. It runs models \
-             of the backends onnxruntime, python and pytorch by itself: remove the flag if there are no other backends in the \
-             directory. A backend in C for this server is a library libpharos_NAME.so",
+            "--backend-directory: '{shown}' holds compiled backends of Triton ({}), which this \
+             server does not load. It runs models of the backends onnxruntime, python and pytorch \
+             by itself: remove the flag if there are no other backends in the directory. A \
+             backend in C for this server is a library libpharos_NAME.so",
             compiled.join(", ")
         );
     }
@@ -489,16 +559,22 @@ const TRITON_DIRECTORY: &str = "tritonserver";
 fn triton_backends(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut compiled: Vec<String> =
-        names.filter(|name| directory.join(name).join(format!("libtriton_{name}.so")).is_file()).collect();
+    let mut compiled: Vec<String> = names
+        .filter(|name| directory.join(name).join(format!("libtriton_{name}.so")).is_file())
+        .collect();
     compiled.sort();
     compiled
 }
 
 /// Returns the programs that run models, and their settings.
-fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
+fn program(
+    options: &Options,
+    worker: PathBuf,
+    onnxruntime: Option<PathBuf>,
+) -> Result<Program, String> {
     let workers = &options.workers;
-    let backends = workers.backend_directory.as_deref().map(backend_directory).transpose()?.flatten();
+    let backends =
+        workers.backend_directory.as_deref().map(backend_directory).transpose()?.flatten();
     let beside = std::env::current_exe().ok().map(|path| path.with_file_name("backends"));
     let environments = match &workers.environment_cache_directory {
         Some(directory) => directory.clone(),

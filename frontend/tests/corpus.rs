@@ -32,17 +32,21 @@ fn every_file_of_every_corpus_passes_its_check() {
 /// `make fuzz` runs the programs in `fuzz_targets`.
 #[test]
 fn every_target_has_a_check_a_program_and_a_place_in_the_package() {
-    let checks: BTreeSet<String> = checks::CHECKS.iter().map(|(target, _)| (*target).to_owned()).collect();
+    let checks: BTreeSet<String> =
+        checks::CHECKS.iter().map(|(target, _)| (*target).to_owned()).collect();
     let programs = fs::read_dir(fuzz().join("fuzz_targets")).expect("the programs");
     let programs = programs.map(|entry| entry.expect("a program").path());
-    let programs: BTreeSet<String> =
-        programs.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
+    let programs: BTreeSet<String> = programs
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
     assert_eq!(programs, checks);
     let package = fs::read_to_string(fuzz().join("Cargo.toml")).expect("the package");
     let named = package.split("[[bin]]").skip(1).filter_map(|table| table.split('"').nth(1));
     assert_eq!(named.map(str::to_owned).collect::<BTreeSet<_>>(), checks);
     let script = fs::read_to_string(fuzz().join("run")).expect("the script of `make fuzz`");
-    assert!(script.contains("tests/fuzz/fuzz_targets/*.rs") && script.contains(r#"for target in "$@""#));
+    assert!(
+        script.contains("tests/fuzz/fuzz_targets/*.rs") && script.contains(r#"for target in "$@""#)
+    );
 }
 
 #[test]

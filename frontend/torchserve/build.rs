@@ -1,9 +1,11 @@
-//! Generates TorchServe's gRPC services from `proto/` with a protobuf compiler written in Rust: no `protoc` is needed.
+//! Generates TorchServe's gRPC services from `proto/` with a protobuf compiler written in Rust: no
+//! `protoc` is needed.
 
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Relative to the package: a build folder shared by several clones must not contain absolute paths.
+    // Relative to the package: a build folder shared by several clones must not contain absolute
+    // paths.
     let proto = Path::new("../../proto");
     let own = ["torchserve_inference.proto", "torchserve_management.proto"];
     for file in own.into_iter().chain(["google/rpc/status.proto"]) {

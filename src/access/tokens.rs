@@ -1,6 +1,8 @@
-//! Bearer tokens (RFC 6750): the format of token files, and the check of the token that a client sends.
+//! Bearer tokens (RFC 6750): the format of token files, and the check of the token that a client
+//! sends.
 //!
-//! Keeps only the BLAKE3 hash of each token, so that no token can be logged. Comparing hashes reveals not even its length.
+//! Keeps only the BLAKE3 hash of each token, so that no token can be logged. Comparing hashes
+//! reveals not even its length.
 
 use std::sync::Arc;
 
@@ -11,8 +13,8 @@ named_enum! {
     /// The part of the protocol to which a token gives access.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Scope {
-        /// Inference, and the requests of inference clients for metadata, configurations, statistics, load reports and shared
-        /// memory.
+        /// Inference, and the requests of inference clients for metadata, configurations,
+        /// statistics, load reports and shared memory.
         Inference => "inference",
         /// Requests that change the server or show how it is operated.
         Management => "management",
@@ -22,7 +24,8 @@ named_enum! {
 }
 
 impl Scope {
-    /// Returns the scope that a part of the protocol needs; `None` for health, which load balancers query without a token.
+    /// Returns the scope that a part of the protocol needs; `None` for health, which load balancers
+    /// query without a token.
     pub fn of(api: Api) -> Option<Self> {
         match api {
             Api::Health => None,
@@ -58,17 +61,21 @@ const MAX_LENGTH: usize = 4096;
 const MAX_TOKENS: usize = 1024;
 
 impl Tokens {
-    /// Parses the text of a token file: one token per line; empty lines and lines that begin with `#` are ignored, except
-    /// `# tenant: NAME`, which names the tenant of the tokens below it, up to the next such line.
+    /// Parses the text of a token file: one token per line; empty lines and lines that begin with
+    /// `#` are ignored, except `# tenant: NAME`, which names the tenant of the tokens below it, up
+    /// to the next such line.
     ///
     /// # Errors
-    /// A line is not a token (the error has its number, not its text), or the file has no tokens or too many.
+    /// A line is not a token (the error has its number, not its text), or the file has no tokens or
+    /// too many.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut tokens = Vec::new();
         let mut tenant = Arc::from("");
         for (index, line) in text.lines().enumerate() {
             let line = line.trim();
-            if let Some(name) = line.strip_prefix('#').and_then(|line| line.trim().strip_prefix(TENANT)) {
+            if let Some(name) =
+                line.strip_prefix('#').and_then(|line| line.trim().strip_prefix(TENANT))
+            {
                 tenant = tenant_of_line(name.trim(), index + 1)?;
             }
             if line.is_empty() || line.starts_with('#') {
@@ -76,7 +83,8 @@ impl Tokens {
             }
             if !is_token(line) {
                 return Err(format!(
-                    "line {} is not a token: allowed are 1 to {MAX_LENGTH} letters, digits and -._~+/, and = at the end",
+                    "line {} is not a token: allowed are 1 to {MAX_LENGTH} letters, digits and \
+                     -._~+/, and = at the end",
                     index + 1
                 ));
             }
@@ -107,7 +115,9 @@ impl Tokens {
 fn tenant_of_line(name: &str, line: usize) -> Result<Arc<str>, String> {
     match name.is_empty() || TenantId::is_name(name.as_bytes()) {
         true => Ok(name.into()),
-        false => Err(format!("line {line} does not name a tenant: allowed are {}", TenantId::ALLOWED)),
+        false => {
+            Err(format!("line {line} does not name a tenant: allowed are {}", TenantId::ALLOWED))
+        }
     }
 }
 
@@ -144,10 +154,15 @@ impl Refusal {
     pub fn text(self) -> String {
         match self {
             Self::Missing(scope) => {
-                format!("this API needs a token for {}: send the header 'Authorization: Bearer TOKEN'", scope.name())
+                format!(
+                    "this API needs a token for {}: send the header 'Authorization: Bearer TOKEN'",
+                    scope.name()
+                )
             }
             Self::Unknown(scope) => format!("the bearer token is not valid for {}", scope.name()),
-            Self::Insufficient => "this API needs a token for management; the request has one for inference".into(),
+            Self::Insufficient => {
+                "this API needs a token for management; the request has one for inference".into()
+            }
         }
     }
 
@@ -156,24 +171,33 @@ impl Refusal {
         match self {
             Self::Missing(_) => "Bearer realm=\"pharos\"",
             Self::Unknown(_) => "Bearer realm=\"pharos\", error=\"invalid_token\"",
-            Self::Insufficient => "Bearer realm=\"pharos\", error=\"insufficient_scope\", scope=\"management\"",
+            Self::Insufficient => {
+                "Bearer realm=\"pharos\", error=\"insufficient_scope\", scope=\"management\""
+            }
         }
     }
 }
 
 impl Keyring {
-    /// Checks whether a request with these values of `Authorization` may use a part of the protocol.
+    /// Checks whether a request with these values of `Authorization` may use a part of the
+    /// protocol.
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn check<'a>(&self, api: Api, given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
+    pub fn check<'a>(
+        &self,
+        api: Api,
+        given: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Refusal> {
         Scope::of(api).map_or(Ok(()), |scope| self.check_scope(scope, given))
     }
 
-    /// Returns the tenant that uses a token; empty if the token is not configured, or the file does not name its tenant.
+    /// Returns the tenant that uses a token; empty if the token is not configured, or the file does
+    /// not name its tenant.
     pub fn tenant(&self, token: &[u8]) -> &str {
         let token = blake3::hash(token);
-        let all = [&self.inference, &self.management].into_iter().flatten().flat_map(|tokens| &tokens.0);
+        let all =
+            [&self.inference, &self.management].into_iter().flatten().flat_map(|tokens| &tokens.0);
         // Hashes compare in constant time.
         all.fold("", |found, known| if known.hash == token { &known.tenant } else { found })
     }
@@ -197,7 +221,11 @@ impl Keyring {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn check_scope<'a>(&self, scope: Scope, mut given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
+    pub fn check_scope<'a>(
+        &self,
+        scope: Scope,
+        mut given: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Refusal> {
         let opening = self.opening(scope);
         if opening.iter().all(Option::is_none) {
             return Ok(());
@@ -230,7 +258,8 @@ mod tests {
 
     #[test]
     fn files_name_the_tenants_of_tokens() {
-        let inference = "first\n# tenant: acme\n# the old one\nold\nnew\n#tenant:globex\nother\n# tenant:\nlast\n";
+        let inference = "first\n# tenant: acme\n# the old one\nold\nnew\n#tenant:globex\nother\n# \
+                         tenant:\nlast\n";
         let keyring = keyring(Some(inference), Some("# tenant: operator\nadmin"));
         for (authorization, expected) in [
             ("Bearer first", ""),
@@ -244,18 +273,28 @@ mod tests {
             ("", ""),
         ] {
             let token = bearer(authorization.as_bytes());
-            assert_eq!(token.map_or("", |token| keyring.tenant(token)), expected, "{authorization}");
+            assert_eq!(
+                token.map_or("", |token| keyring.tenant(token)),
+                expected,
+                "{authorization}"
+            );
         }
         assert_eq!(Keyring::default().tenant(b"old"), "");
         let error = Tokens::parse("good\n# tenant: two words\nbetter").unwrap_err();
-        assert!(error.starts_with("line 2 does not name a tenant: allowed are up to 64 letters"), "{error}");
+        assert!(
+            error.starts_with("line 2 does not name a tenant: allowed are up to 64 letters"),
+            "{error}"
+        );
     }
 
     #[test]
     fn parses_one_token_per_line() {
         let tokens = Tokens::parse("# of the load balancer\n  abc-._~+/09==\n\r\nxyz\r\n").unwrap();
         assert_eq!(tokens.count(), 2);
-        assert!(tokens.contain(&blake3::hash(b"abc-._~+/09==")) && tokens.contain(&blake3::hash(b"xyz")));
+        assert!(
+            tokens.contain(&blake3::hash(b"abc-._~+/09=="))
+                && tokens.contain(&blake3::hash(b"xyz"))
+        );
         assert!(!tokens.contain(&blake3::hash(b"xy")));
         for (text, expected) in [
             ("", "no tokens"),
@@ -305,7 +344,9 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_text_and_challenge() {
-        assert!(Refusal::Missing(Scope::Inference).text().contains("'Authorization: Bearer TOKEN'"));
+        assert!(
+            Refusal::Missing(Scope::Inference).text().contains("'Authorization: Bearer TOKEN'")
+        );
         assert!(Refusal::Insufficient.challenge().contains("insufficient_scope"));
         assert!(Refusal::Unknown(Scope::Management).challenge().contains("invalid_token"));
     }

@@ -1,8 +1,10 @@
-//! Compiles the schemas of the OpenTelemetry protocol with a protobuf compiler written in Rust: the types for `otlp.rs`.
+//! Compiles the schemas of the OpenTelemetry protocol with a protobuf compiler written in Rust: the
+//! types for `otlp.rs`.
 
 use std::error::Error;
 
-/// The published schemas of OTLP 1.10.0 (github.com/open-telemetry/opentelemetry-proto, Apache-2.0), unchanged.
+/// The published schemas of OTLP 1.10.0 (github.com/open-telemetry/opentelemetry-proto,
+/// Apache-2.0), unchanged.
 const OTLP: [&str; 2] = [
     "opentelemetry/proto/collector/metrics/v1/metrics_service.proto",
     "opentelemetry/proto/collector/trace/v1/trace_service.proto",

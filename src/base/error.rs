@@ -1,5 +1,5 @@
-//! Errors of requests: one closed list of codes. One table, [`ErrorCode::http_status`] and [`ErrorCode::grpc_code`], maps a code
-//! to HTTP and gRPC, so that the protocols cannot diverge.
+//! Errors of requests: one closed list of codes. One table, [`ErrorCode::http_status`] and
+//! [`ErrorCode::grpc_code`], maps a code to HTTP and gRPC, so that the protocols cannot diverge.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +78,8 @@ impl ErrorCode {
 }
 
 named_enum! {
-    /// Why a request was refused or failed, for the metrics (label `reason`). Closed, so that series exist from the start.
+    /// Why a request was refused or failed, for the metrics (label `reason`). Closed, so that
+    /// series exist from the start.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Reason {
         /// The bytes cannot be parsed: bad JSON, framing, compression, headers.
@@ -130,7 +131,8 @@ pub enum Cause {
     UnknownLogFormat,
 }
 
-/// An error of one request. The code decides the status, the reason labels the metric, and the client receives the message.
+/// An error of one request. The code decides the status, the reason labels the metric, and the
+/// client receives the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InferError {
@@ -152,7 +154,8 @@ impl InferError {
         Self { code, reason, message: message.into(), cause: Cause::Other, prefix: 0 }
     }
 
-    /// Creates an error for a request that can be parsed but is not valid (`InvalidArg`, `INVALID`).
+    /// Creates an error for a request that can be parsed but is not valid (`InvalidArg`,
+    /// `INVALID`).
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidArg, Reason::Invalid, message)
     }
@@ -167,12 +170,14 @@ impl InferError {
         Self::new(ErrorCode::Unavailable, Reason::NotReady, message)
     }
 
-    /// Creates the error of requests, loads and unloads that the exit of the server refuses or ends (`Unavailable`, `NOT_READY`).
+    /// Creates the error of requests, loads and unloads that the exit of the server refuses or ends
+    /// (`Unavailable`, `NOT_READY`).
     pub fn exiting() -> Self {
         Self::not_ready(EXITING_TEXT).with_cause(Cause::Exiting)
     }
 
-    /// Creates an error for an operation that the server does not offer (`Unsupported`, `UNSUPPORTED`).
+    /// Creates an error for an operation that the server does not offer (`Unsupported`,
+    /// `UNSUPPORTED`).
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unsupported, Reason::Unsupported, message)
     }
@@ -182,7 +187,8 @@ impl InferError {
         Self::new(ErrorCode::Internal, Reason::Internal, message)
     }
 
-    /// Creates an error for a request that the client cancelled or abandoned; the text is empty, as Triton's is.
+    /// Creates an error for a request that the client cancelled or abandoned; the text is empty, as
+    /// Triton's is.
     pub fn cancelled() -> Self {
         Self::new(ErrorCode::Cancelled, Reason::Cancelled, "")
     }

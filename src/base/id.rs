@@ -14,12 +14,13 @@ use crate::error::InferError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// One model instance: a worker process running one copy of one model version. Unique for the life of the frontend; a
-/// restarted instance keeps its number.
+/// One model instance: a worker process running one copy of one model version. Unique for the life
+/// of the frontend; a restarted instance keeps its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
-/// The tenant that a request belongs to, unique for the life of the frontend. The default is the tenant of requests without one.
+/// The tenant that a request belongs to, unique for the life of the frontend. The default is the
+/// tenant of requests without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u16);
 
@@ -52,20 +53,23 @@ impl Default for CorrelationId {
     }
 }
 
-/// The maximum length in bytes of a correlation id that is a text; Triton's limit, which its error text counts in characters.
+/// The maximum length in bytes of a correlation id that is a text; Triton's limit, which its error
+/// text counts in characters.
 pub const LONGEST_CORRELATION_ID: usize = 128;
 
 impl CorrelationId {
     /// Creates a correlation id from a text.
     ///
     /// # Errors
-    /// INVALID_ARG if the text is longer than [`LONGEST_CORRELATION_ID`], with Triton's text and the length.
+    /// INVALID_ARG if the text is longer than [`LONGEST_CORRELATION_ID`], with Triton's text and
+    /// the length.
     pub fn from_text(text: impl Into<String>) -> Result<Self, InferError> {
         let text = text.into();
         if text.len() > LONGEST_CORRELATION_ID {
             let len = text.len();
             return Err(InferError::invalid(format!(
-                "string correlation ID cannot be longer than {LONGEST_CORRELATION_ID} characters, this one has {len} bytes"
+                "string correlation ID cannot be longer than {LONGEST_CORRELATION_ID} characters, \
+                 this one has {len} bytes"
             )));
         }
         Ok(Self::String(text))
@@ -89,7 +93,8 @@ impl fmt::Display for CorrelationId {
     }
 }
 
-/// The id of a trace (W3C Trace Context, `trace-id`): 16 bytes, not all zero. Displayed as 32 hexadecimal digits.
+/// The id of a trace (W3C Trace Context, `trace-id`): 16 bytes, not all zero. Displayed as 32
+/// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(NonZeroU128);
 
@@ -99,7 +104,8 @@ impl TraceId {
         NonZeroU128::new(bits).map(Self)
     }
 
-    /// Parses the trace id of a `traceparent` header (W3C Trace Context, 3.2); `None` if the header is not valid.
+    /// Parses the trace id of a `traceparent` header (W3C Trace Context, 3.2); `None` if the header
+    /// is not valid.
     pub fn from_traceparent(header: &str) -> Option<Self> {
         Traceparent::parse(header).map(|parent| parent.trace)
     }
@@ -110,7 +116,8 @@ impl TraceId {
     }
 }
 
-/// The id of a span (W3C Trace Context, `parent-id`): 8 bytes, not all zero. Displayed as 16 hexadecimal digits.
+/// The id of a span (W3C Trace Context, `parent-id`): 8 bytes, not all zero. Displayed as 16
+/// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(u64);
 
@@ -132,7 +139,8 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// The content of a `traceparent` header (W3C Trace Context, 3.2). Displayed as a header with the flag "sampled".
+/// The content of a `traceparent` header (W3C Trace Context, 3.2). Displayed as a header with the
+/// flag "sampled".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traceparent {
     /// The trace.
@@ -145,8 +153,9 @@ impl Traceparent {
     /// Parses a header; `None` if it is not valid.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
-        let hex =
-            |text: &&str, len: usize| text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let hex = |text: &&str, len: usize| {
+            text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
         let version = parts.next().filter(|version| hex(version, 2) && *version != "ff")?;
         let trace = parts.next().filter(|trace| hex(trace, 32))?;
         let parent = parts.next().filter(|parent| hex(parent, 16))?;
@@ -173,11 +182,12 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// The name of a model, cheap to clone: its name in the repository and, with `--model-namespacing`, the repository as a
-/// namespace before it. Displayed in full, `NAMESPACE/NAME`.
+/// The name of a model, cheap to clone: its name in the repository and, with `--model-namespacing`,
+/// the repository as a namespace before it. Displayed in full, `NAMESPACE/NAME`.
 ///
-/// Names compare by their displayed form. Views show [`ModelName::full`], except the statistics extension, traces, and metrics with
-/// the labels of Triton or of an alias (`metrics::source::LabelSet`), which show [`ModelName::bare`].
+/// Names compare by their displayed form. Views show [`ModelName::full`], except the statistics
+/// extension, traces, and metrics with the labels of Triton or of an alias
+/// (`metrics::source::LabelSet`), which show [`ModelName::bare`].
 #[derive(Clone, Debug)]
 pub struct ModelName {
     full: Arc<str>,
@@ -258,7 +268,8 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// A model name with a version number, cheap to clone. Displayed as `name/version` with the full name.
+/// A model name with a version number, cheap to clone. Displayed as `name/version` with the full
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelVersion {
     /// The model's name.
@@ -274,8 +285,8 @@ impl ModelVersion {
     }
 }
 
-/// Returns the bare name in the text of a full name, for tables with text keys: the part after the last `/`, which a bare name
-/// never contains. A [`ModelName`] stores it.
+/// Returns the bare name in the text of a full name, for tables with text keys: the part after the
+/// last `/`, which a bare name never contains. A [`ModelName`] stores it.
 pub fn bare_name(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, bare)| bare)
 }
@@ -286,8 +297,8 @@ impl fmt::Display for ModelVersion {
     }
 }
 
-/// Hashes sequential numbers to neighbouring buckets, so that even in a long queue the newest and the oldest requests are in
-/// recently touched memory.
+/// Hashes sequential numbers to neighbouring buckets, so that even in a long queue the newest and
+/// the oldest requests are in recently touched memory.
 #[derive(Debug, Default)]
 pub struct Sequential(u64);
 
@@ -326,10 +337,17 @@ mod tests {
     #[test]
     fn refuses_a_text_id_over_the_limit() {
         let longest = "é".repeat(64);
-        assert_eq!(CorrelationId::from_text(longest.as_str()), Ok(CorrelationId::String(longest.clone())));
+        assert_eq!(
+            CorrelationId::from_text(longest.as_str()),
+            Ok(CorrelationId::String(longest.clone()))
+        );
         let error = CorrelationId::from_text(longest + "x").unwrap_err();
-        let text = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes";
-        assert_eq!((error.code, error.message.as_str()), (crate::error::ErrorCode::InvalidArg, text));
+        let text =
+            "string correlation ID cannot be longer than 128 characters, this one has 129 bytes";
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (crate::error::ErrorCode::InvalidArg, text)
+        );
     }
 
     #[test]

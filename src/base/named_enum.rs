@@ -1,6 +1,7 @@
 //! Enums without data whose values have names in protocols, options or labels of metrics.
 
-/// Defines an enum by a table of its values and their names, the constant `ALL`, and a function that returns the name.
+/// Defines an enum by a table of its values and their names, the constant `ALL`, and a function
+/// that returns the name.
 #[macro_export]
 macro_rules! named_enum {
     (

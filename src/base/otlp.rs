@@ -1,8 +1,8 @@
-//! The parts of the OpenTelemetry protocol (OTLP 1.10) that metrics and traces share: the generated messages, attributes,
-//! and the answers of collectors.
+//! The parts of the OpenTelemetry protocol (OTLP 1.10) that metrics and traces share: the generated
+//! messages, attributes, and the answers of collectors.
 //!
-//! The messages are generated from the published schemas in `proto/opentelemetry`. No I/O: `frontend/telemetry/src/otlp`
-//! sends messages.
+//! The messages are generated from the published schemas in `proto/opentelemetry`. No I/O:
+//! `frontend/telemetry/src/otlp` sends messages.
 
 use std::time::Duration;
 
@@ -62,8 +62,9 @@ impl Signal {
         }
     }
 
-    /// Returns the data that a collector rejected, or its warning, from its response to an export. Returns `None` if it
-    /// accepted all data without a message, or if the response cannot be decoded.
+    /// Returns the data that a collector rejected, or its warning, from its response to an export.
+    /// Returns `None` if it accepted all data without a message, or if the response cannot be
+    /// decoded.
     pub fn rejected(self, answer: &[u8]) -> Option<Rejected> {
         let (count, reason) = match self {
             Self::Metrics => {
@@ -86,8 +87,8 @@ pub trait Random {
     fn next(&mut self) -> u64;
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): each seed gives another
-/// sequence, and no number repeats within its period of 2^64.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): each
+/// seed gives another sequence, and no number repeats within its period of 2^64.
 #[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 
@@ -101,7 +102,8 @@ impl Random for SplitMix {
     }
 }
 
-/// `google.rpc.Status` (googleapis, google/rpc/status.proto), of which only the details are read here.
+/// `google.rpc.Status` (googleapis, google/rpc/status.proto), of which only the details are read
+/// here.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
     #[prost(message, repeated, tag = "3")]
@@ -133,10 +135,12 @@ struct Delay {
     nanos: i32,
 }
 
-/// Returns the time after which an export may be retried, from the details of a gRPC status; `None` if they contain none.
+/// Returns the time after which an export may be retried, from the details of a gRPC status; `None`
+/// if they contain none.
 pub fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = Status::decode(details).ok()?;
-    let info = status.details.iter().find(|detail| detail.type_url.ends_with("/google.rpc.RetryInfo"))?;
+    let info =
+        status.details.iter().find(|detail| detail.type_url.ends_with("/google.rpc.RetryInfo"))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let seconds = u64::try_from(delay.seconds).ok()?;
     let nanos = u32::try_from(delay.nanos).ok()?;
@@ -144,7 +148,8 @@ pub fn retry_delay(details: &[u8]) -> Option<Duration> {
     Some(Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into())))
 }
 
-/// Returns the attributes of this server: those that describe the exporter, then the given ones, which take precedence.
+/// Returns the attributes of this server: those that describe the exporter, then the given ones,
+/// which take precedence.
 pub fn resource_attributes(given: &[(String, String)]) -> Vec<(String, String)> {
     let own = [
         ("telemetry.sdk.name", "pharos"),
@@ -175,7 +180,11 @@ pub fn number(key: &str, value: u64) -> KeyValue {
 }
 
 fn attribute(key: &str, value: any_value::Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
 }
 
 #[cfg(test)]
@@ -187,14 +196,21 @@ mod tests {
 
     #[test]
     fn rejected_data_and_warnings_are_read() {
-        for (given, reason, expected) in
-            [(3, "full", Some(3)), (3, "", Some(3)), (0, "old schema", Some(0)), (-1, "odd", Some(0)), (0, "", None)]
-        {
+        for (given, reason, expected) in [
+            (3, "full", Some(3)),
+            (3, "", Some(3)),
+            (0, "old schema", Some(0)),
+            (-1, "odd", Some(0)),
+            (0, "", None),
+        ] {
             let error_message = reason.to_owned();
-            let partial =
-                Some(ExportTracePartialSuccess { rejected_spans: given, error_message: error_message.clone() });
+            let partial = Some(ExportTracePartialSuccess {
+                rejected_spans: given,
+                error_message: error_message.clone(),
+            });
             let traces = ExportTraceServiceResponse { partial_success: partial }.encode_to_vec();
-            let partial = Some(ExportMetricsPartialSuccess { rejected_data_points: given, error_message });
+            let partial =
+                Some(ExportMetricsPartialSuccess { rejected_data_points: given, error_message });
             let metrics = ExportMetricsServiceResponse { partial_success: partial }.encode_to_vec();
             let expected = expected.map(|count| Rejected { count, reason: reason.to_owned() });
             for (signal, answer) in [(Signal::Traces, traces), (Signal::Metrics, metrics)] {
@@ -208,7 +224,8 @@ mod tests {
     fn the_retry_delay_is_a_detail_of_a_status() {
         let details = |type_url: &str, delay: Option<Delay>| {
             let value = RetryInfo { retry_delay: delay }.encode_to_vec();
-            Status { details: vec![Detail { type_url: type_url.to_owned(), value }] }.encode_to_vec()
+            Status { details: vec![Detail { type_url: type_url.to_owned(), value }] }
+                .encode_to_vec()
         };
         let info = "type.googleapis.com/google.rpc.RetryInfo";
         let delay = |seconds, nanos| Some(Delay { seconds, nanos });
@@ -227,7 +244,10 @@ mod tests {
 
     #[test]
     fn given_attributes_take_precedence() {
-        let given = [("telemetry.sdk.name".to_owned(), "mine".to_owned()), ("zone".to_owned(), "z".to_owned())];
+        let given = [
+            ("telemetry.sdk.name".to_owned(), "mine".to_owned()),
+            ("zone".to_owned(), "z".to_owned()),
+        ];
         let all = resource_attributes(&given);
         assert_eq!(all.len(), 4);
         assert_eq!(all[2..], given);

@@ -1,14 +1,16 @@
-//! Shared memory between the frontend and its workers: anonymous files (`memfd`), sealed and mapped.
+//! Shared memory between the frontend and its workers: anonymous files (`memfd`), sealed and
+//! mapped.
 //!
 //! This is the only module of the crate with `unsafe`. It has two kinds of access:
 //!
 //! * Safe: [`SharedMemory::words`] (every 8 bytes as an atomic) and [`SharedMemory::copy_in`] /
-//!   [`SharedMemory::copy_out`]. Concurrent writes of the other process only change the bytes that these return.
-//! * Unsafe: [`SharedMemory::slice`] and [`SharedMemory::slice_mut`], Rust references to the shared bytes. Their
-//!   callers must fulfil the contract in their documentation.
+//!   [`SharedMemory::copy_out`]. Concurrent writes of the other process only change the bytes that
+//!   these return.
+//! * Unsafe: [`SharedMemory::slice`] and [`SharedMemory::slice_mut`], Rust references to the shared
+//!   bytes. Their callers must fulfil the contract in their documentation.
 //!
-//! The memory has no name in a file system: a client can neither open nor guess it. Only files that cannot shrink any more are
-//! mapped, so that a peer cannot make an access fault (SIGBUS).
+//! The memory has no name in a file system: a client can neither open nor guess it. Only files that
+//! cannot shrink any more are mapped, so that a peer cannot make an access fault (SIGBUS).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,10 +24,12 @@ pub mod atomic {
     pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 }
 
-/// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
+/// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and
+/// further seals.
 ///
-/// The file is sparse: pages are allocated when they are touched. `name` appears only in `/proc/PID/fd`. The descriptor is
-/// close-on-exec; a caller that passes it to a child must clear the flag.
+/// The file is sparse: pages are allocated when they are touched. `name` appears only in
+/// `/proc/PID/fd`. The descriptor is close-on-exec; a caller that passes it to a child must clear
+/// the flag.
 ///
 /// # Errors
 /// The kernel refuses: no memfd support, no descriptors left, or an unsupported length.
@@ -36,13 +40,16 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A writable mapping of the start of a file that [`create`] made, shared with every process that maps it.
+/// A writable mapping of the start of a file that [`create`] made, shared with every process that
+/// maps it.
 ///
-/// The mapping outlives the descriptor and the other processes: data that a worker wrote before it was killed can still be read.
+/// The mapping outlives the descriptor and the other processes: data that a worker wrote before it
+/// was killed can still be read.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: MmapRaw,
-    /// The unit in which memory is freed: the file's block size, which for a memfd is the page size (or huge page size).
+    /// The unit in which memory is freed: the file's block size, which for a memfd is the page
+    /// size (or huge page size).
     page: usize,
 }
 
@@ -50,7 +57,8 @@ impl SharedMemory {
     /// Maps the first `len` bytes (`MAP_SHARED`, no swap reserved).
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0 or exceeds the file, or if the file can be shrunk; otherwise the error of the kernel.
+    /// `InvalidInput` if `len` is 0 or exceeds the file, or if the file can be shrunk; otherwise
+    /// the error of the kernel.
     pub fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
         let fd = fd.as_fd();
         let stat = rustix::fs::fstat(fd)?;
@@ -61,7 +69,9 @@ impl SharedMemory {
         }
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(invalid("cannot map a file that is not sealed against shrinking".to_owned()));
+            return Err(invalid(
+                "cannot map a file that is not sealed against shrinking".to_owned(),
+            ));
         }
         let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(&fd)?;
         Ok(Self { map, page })
@@ -78,23 +88,33 @@ impl SharedMemory {
         false
     }
 
-    /// Returns the start of the mapping, aligned to a page and valid for [`SharedMemory::len`] bytes while `self` lives.
+    /// Returns the start of the mapping, aligned to a page and valid for [`SharedMemory::len`]
+    /// bytes while `self` lives.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Returns the whole mapping as 64-bit words in native byte order, without up to 7 trailing bytes.
+    /// Returns the whole mapping as 64-bit words in native byte order, without up to 7 trailing
+    /// bytes.
     ///
-    /// Words that either side also accesses through slices lose the guarantees of atomics: use one kind of access per range.
+    /// Words that either side also accesses through slices lose the guarantees of atomics: use one
+    /// kind of access per range.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page-aligned, readable and writable for its length, and lives as long as `self`. Any bit
-        // pattern is an AtomicU64, and atomics allow changes by other threads and processes.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast::<AtomicU64>(), self.len() / size_of::<AtomicU64>()) }
+        // SAFETY: the mapping is page-aligned, readable and writable for its length, and lives as
+        // long as `self`. Any bit pattern is an AtomicU64, and atomics allow changes by other
+        // threads and processes.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.as_ptr().cast::<AtomicU64>(),
+                self.len() / size_of::<AtomicU64>(),
+            )
+        }
     }
 
-    /// Returns the atomic word at the byte `offset`; `None` if it exceeds the mapping or `offset` is not a multiple of 8.
+    /// Returns the atomic word at the byte `offset`; `None` if it exceeds the mapping or `offset`
+    /// is not a multiple of 8.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(size_of::<AtomicU64>()) {
@@ -108,20 +128,23 @@ impl SharedMemory {
     #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
         let Some(to) = self.range(offset, bytes.len()) else { return false };
-        // SAFETY: `range` checked that the destination lies in the mapping. Source and destination cannot overlap: no safe
-        // function returns the mapping's bytes as a slice, and the contract of the unsafe ones excludes writes to the slice.
+        // SAFETY: `range` checked that the destination lies in the mapping. Source and destination
+        // cannot overlap: no safe function returns the mapping's bytes as a slice, and the contract
+        // of the unsafe ones excludes writes to the slice.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
-    /// Copies from `offset` into all of `bytes`. Returns false and reads nothing if the range exceeds the mapping.
+    /// Copies from `offset` into all of `bytes`. Returns false and reads nothing if the range
+    /// exceeds the mapping.
     ///
     /// While another process writes the range, the result may mix old and new bytes.
     #[must_use]
     #[inline]
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let Some(from) = self.range(offset, bytes.len()) else { return false };
-        // SAFETY: `range` checked that the source lies in the mapping; `bytes` is exclusively borrowed, so they do not overlap.
+        // SAFETY: `range` checked that the source lies in the mapping; `bytes` is exclusively
+        // borrowed, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         true
     }
@@ -129,48 +152,56 @@ impl SharedMemory {
     /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping.
     ///
     /// # Safety
-    /// While the slice lives, nothing may write the range: no other thread through `self` or another mapping, and no other
-    /// process that follows the protocol (a range belongs to one side until a message hands it over). A peer that violates the
-    /// protocol makes the bytes unpredictable, so readers must accept any bytes, read lengths and offsets from a checked message
-    /// instead, and never base two decisions on the same bytes.
+    /// While the slice lives, nothing may write the range: no other thread through `self` or
+    /// another mapping, and no other process that follows the protocol (a range belongs to one side
+    /// until a message hands it over). A peer that violates the protocol makes the bytes
+    /// unpredictable, so readers must accept any bytes, read lengths and offsets from a checked
+    /// message instead, and never base two decisions on the same bytes.
     #[inline]
     pub unsafe fn slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes writers.
+        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes
+        // writers.
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
     /// Returns the bytes `offset .. offset + len`, writable; `None` if they exceed the mapping.
     ///
     /// # Safety
-    /// While the slice lives, nothing else may read or write the range; otherwise as for [`SharedMemory::slice`]. `self` is
-    /// borrowed as shared so that disjoint ranges can be used at once; the caller (the arena allocator) must keep them disjoint.
+    /// While the slice lives, nothing else may read or write the range; otherwise as for
+    /// [`SharedMemory::slice`]. `self` is borrowed as shared so that disjoint ranges can be used at
+    /// once; the caller (the arena allocator) must keep them disjoint.
     #[allow(clippy::mut_from_ref)]
     #[inline]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> Option<&mut [u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes other users.
+        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes
+        // other users.
         Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 
-    /// Gives the memory of the whole pages inside `offset .. offset + len` back to the system; they read as 0 afterwards.
-    /// Partial pages at either end do not change.
+    /// Gives the memory of the whole pages inside `offset .. offset + len` back to the system; they
+    /// read as 0 afterwards. Partial pages at either end do not change.
     ///
-    /// The range must not overlap a live [`SharedMemory::slice`] or [`SharedMemory::slice_mut`]: this is a write.
+    /// The range must not overlap a live [`SharedMemory::slice`] or [`SharedMemory::slice_mut`]:
+    /// this is a write.
     ///
     /// # Errors
     /// `InvalidInput` if the range exceeds the mapping; otherwise the error of the kernel.
     pub fn punch_hole(&self, offset: usize, len: usize) -> io::Result<()> {
         if self.range(offset, len).is_none() {
-            return Err(invalid(format!("cannot free {len} bytes at {offset} of a mapping of {} bytes", self.len())));
+            return Err(invalid(format!(
+                "cannot free {len} bytes at {offset} of a mapping of {} bytes",
+                self.len()
+            )));
         }
         let Some(first) = offset.checked_next_multiple_of(self.page) else { return Ok(()) };
         let end = (offset + len) / self.page * self.page;
         if first >= end {
             return Ok(());
         }
-        // SAFETY: MADV_REMOVE keeps the mapping valid and only sets the range, checked above, to zero. For Rust, it is a write
-        // by another process, which every reader here must expect.
+        // SAFETY: MADV_REMOVE keeps the mapping valid and only sets the range, checked above, to
+        // zero. For Rust, it is a write by another process, which every reader here must expect.
         unsafe { self.map.unchecked_advise_range(UncheckedAdvice::Remove, first, end - first) }
     }
 
@@ -236,7 +267,9 @@ mod tests {
 
     #[test]
     fn refuses_to_map_a_file_that_can_shrink_or_is_too_short() {
-        let loose = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let loose =
+            rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .unwrap();
         rustix::fs::ftruncate(&loose, 4096).unwrap();
         assert_eq!(kind(SharedMemory::map(&loose, 4096)), io::ErrorKind::InvalidInput);
         let fd = create("test", 4096).unwrap();

@@ -1,7 +1,7 @@
 //! Points in time, and the stamps that are collected for one request.
 //!
-//! All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share: stamps of a worker and of the frontend
-//! can be compared. The core never reads the clock; callers do.
+//! All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share: stamps of
+//! a worker and of the frontend can be compared. The core never reads the clock; callers do.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -75,7 +75,8 @@ pub struct ComputeStamps {
 }
 
 impl ComputeStamps {
-    /// Clamps the stamps to `from` and `to`: a worker can send any numbers, and their differences are added to counters.
+    /// Clamps the stamps to `from` and `to`: a worker can send any numbers, and their differences
+    /// are added to counters.
     #[must_use]
     #[inline]
     pub fn within(self, from: Instant, to: Instant) -> Self {
@@ -118,7 +119,8 @@ pub enum CacheLookup {
 pub struct Timeline {
     /// The frontend received the first byte of the request (the headers, for HTTP).
     pub received: Instant,
-    /// The request was parsed, checked and handed to the engine: the start of Triton's request duration.
+    /// The request was parsed, checked and handed to the engine: the start of Triton's request
+    /// duration.
     pub request_start: Instant,
     /// The request entered its scheduler's queue, after a look-up in the response cache.
     pub queue_start: Instant,
@@ -126,12 +128,13 @@ pub struct Timeline {
     pub compute: ComputeStamps,
     /// The frontend received the outputs: the end of Triton's request duration.
     pub request_end: Instant,
-    /// Nanoseconds of the insertion into the response cache, which follows `request_end`; 0 if there was none.
+    /// Nanoseconds of the insertion into the response cache, which follows `request_end`; 0 if
+    /// there was none.
     pub insertion_ns: u64,
     /// The result of the look-up in the response cache; `None` if there was none.
     pub cache: Option<CacheLookup>,
-    /// The sum of the batch sizes of all requests that were executed together; 0 if it is not known when the request is answered,
-    /// or if the request was not executed.
+    /// The sum of the batch sizes of all requests that were executed together; 0 if it is not
+    /// known when the request is answered, or if the request was not executed.
     pub batch_size: u64,
 }
 
@@ -142,7 +145,8 @@ impl Timeline {
         self.request_end.ns_since(self.request_start)
     }
 
-    /// Returns the nanoseconds until the response can be sent: the sum of `request_ns` and `insertion_ns`.
+    /// Returns the nanoseconds until the response can be sent: the sum of `request_ns` and
+    /// `insertion_ns`.
     #[inline]
     pub fn charged_ns(&self) -> u64 {
         self.request_ns().saturating_add(self.insertion_ns)

@@ -1,7 +1,7 @@
 //! The cached part of a response: its outputs and parameters, in separate memory.
 //!
-//! The binary form, for a cache outside of the process (little-endian; lengths and counts are 8 bytes; a text is its
-//! length and its bytes):
+//! The binary form, for a cache outside of the process (little-endian; lengths and counts are 8
+//! bytes; a text is its length and its bytes):
 //!
 //! ```text
 //! "PHRC", version 1 | key (32) | count of parameters, each: name, type (1), value | count of outputs, each: name,
@@ -22,13 +22,14 @@ use crate::tensor::{DataType, Tensor, byte_size, bytes_elements, element_count};
 
 const MAGIC: &[u8; 5] = b"PHRC\x01";
 
-/// The memory of an entry besides its outputs: the entry itself, the worst-case share in the lists and tables of a
-/// cache, and the allocator's overhead.
+/// The memory of an entry besides its outputs: the entry itself, the worst-case share in the lists
+/// and tables of a cache, and the allocator's overhead.
 const ENTRY_BYTES: u64 = 384;
 /// The memory of an output besides its data, its name and its dimensions.
 const OUTPUT_BYTES: u64 = size_of::<InferOutput>() as u64 + 32;
 
-/// A response without the parts that belong to its request. Cloning copies everything except the outputs' data.
+/// A response without the parts that belong to its request. Cloning copies everything except the
+/// outputs' data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     parameters: Parameters,
@@ -65,14 +66,19 @@ impl Entry {
 
     /// Copies a response. The copy does not refer to the response's memory.
     pub fn copy_of(response: &InferResponse) -> Self {
-        let mut data = Vec::with_capacity(response.outputs.iter().map(|output| output.tensor.data.len()).sum());
+        let mut data = Vec::with_capacity(
+            response.outputs.iter().map(|output| output.tensor.data.len()).sum(),
+        );
         for piece in response.outputs.iter().flat_map(|output| output.tensor.data.pieces()) {
             data.extend_from_slice(piece);
         }
         let mut data = Bytes::from(data);
         let outputs = response.outputs.iter().map(|output| {
             let data = data.split_to(output.tensor.data.len()).into();
-            InferOutput { name: output.name.clone(), tensor: Tensor { data, ..output.tensor.clone() } }
+            InferOutput {
+                name: output.name.clone(),
+                tensor: Tensor { data, ..output.tensor.clone() },
+            }
         });
         Self { outputs: outputs.collect(), parameters: response.parameters.clone() }
     }
@@ -83,7 +89,12 @@ impl Entry {
     }
 
     /// Creates the response to a request, with the id and the stamps of that request.
-    pub fn to_response(&self, config: &ModelConfig, version: u64, request: &InferRequest) -> InferResponse {
+    pub fn to_response(
+        &self,
+        config: &ModelConfig,
+        version: u64,
+        request: &InferRequest,
+    ) -> InferResponse {
         InferResponse {
             model_name: config.name.clone(),
             model_version: version.to_string(),
@@ -119,7 +130,8 @@ impl Entry {
         out
     }
 
-    /// Decodes an entry that [`Entry::encode`] wrote for this key. The outputs are slices of `bytes`.
+    /// Decodes an entry that [`Entry::encode`] wrote for this key. The outputs are slices of
+    /// `bytes`.
     ///
     /// # Errors
     /// The bytes are not such an entry, or the size of a tensor does not match its shape.
@@ -134,20 +146,27 @@ impl Entry {
         rest.entry(bytes).ok_or(Invalid::Contents)
     }
 
-    /// Checks that the entry can be the model's response to a request of `batch_size`: requested outputs in any
-    /// order, each once, with the right datatypes and batch dimensions.
+    /// Checks that the entry can be the model's response to a request of `batch_size`: requested
+    /// outputs in any order, each once, with the right datatypes and batch dimensions.
     ///
     /// # Errors
     /// [`Invalid::Model`] if it cannot.
-    pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
+    pub fn check(
+        &self,
+        config: &ModelConfig,
+        request: &InferRequest,
+        batch_size: u64,
+    ) -> Result<(), Invalid> {
         // The model has no more outputs than this, so the search for repeated names is short.
         let few = self.outputs.len() <= config.outputs.len();
         let fits = few
             && self.outputs.iter().enumerate().all(|(at, InferOutput { name, tensor })| {
                 config.output(name).is_some_and(|spec| spec.datatype == tensor.datatype)
-                    && (request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == *name))
+                    && (request.outputs.is_empty()
+                        || request.outputs.iter().any(|output| output.name == *name))
                     && !self.outputs.iter().take(at).any(|earlier| earlier.name == *name)
-                    && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
+                    && (!config.batches()
+                        || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
             });
         if fits { Ok(()) } else { Err(Invalid::Model) }
     }
@@ -210,7 +229,8 @@ impl<'a> Reader<'a> {
 
     /// Reads everything after the key. `all` is the whole input, for slices of it.
     fn entry(&mut self, all: &Bytes) -> Option<Entry> {
-        // Counts are not trusted: nothing is allocated for elements before their bytes have been read.
+        // Counts are not trusted: nothing is allocated for elements before their bytes have been
+        // read.
         let mut parameters = Vec::new();
         for _ in 0..self.len()? {
             parameters.push((self.text()?, self.parameter()?));
@@ -229,7 +249,8 @@ impl<'a> Reader<'a> {
         for (name, datatype, shape, len) in heads {
             let data = all.slice_ref(self.take(len)?);
             holds(datatype, &shape, &data).then_some(())?;
-            outputs.push(InferOutput { name, tensor: Tensor { datatype, shape, data: data.into() } });
+            outputs
+                .push(InferOutput { name, tensor: Tensor { datatype, shape, data: data.into() } });
         }
         self.0.is_empty().then_some(Entry { parameters, outputs })
     }

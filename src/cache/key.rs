@@ -1,9 +1,10 @@
 //! The key of a request: a hash of everything that its response may depend on.
 //!
-//! BLAKE3, because a client that found two requests with one key could make the cache return wrong responses, and
-//! because servers that share a Redis must compute equal keys. Triton hashes the model's name and version and the
-//! inputs' names and bytes to 64 bits. This hash also includes the inputs' datatypes and shapes, the requested outputs,
-//! the parameters that reach the backend, and the model's configuration and files.
+//! BLAKE3, because a client that found two requests with one key could make the cache return wrong
+//! responses, and because servers that share a Redis must compute equal keys. Triton hashes the
+//! model's name and version and the inputs' names and bytes to 64 bits. This hash also includes the
+//! inputs' datatypes and shapes, the requested outputs, the parameters that reach the backend, and
+//! the model's configuration and files.
 
 use std::fmt;
 
@@ -13,7 +14,8 @@ use crate::id::ModelVersion;
 use crate::infer::{InferRequest, Parameter};
 use crate::model::ModelConfig;
 
-/// The context of the hash, which separates it from all other uses of BLAKE3. Change it whenever the hashed data changes.
+/// The context of the hash, which separates it from all other uses of BLAKE3. Change it whenever
+/// the hashed data changes.
 const CONTEXT: &str = "Pharos response cache, keys of version 1";
 
 /// The key of a request. Displayed as 64 hexadecimal digits.
@@ -36,11 +38,13 @@ impl fmt::Display for Key {
     }
 }
 
-/// A hash of what all requests of one loaded model version have in common. Equal on all servers that load the same files.
+/// A hash of what all requests of one loaded model version have in common. Equal on all servers
+/// that load the same files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity([u8; Key::LEN]);
 
-/// Computes an [`Identity`]. The version's files must be added in an order that depends only on their names.
+/// Computes an [`Identity`]. The version's files must be added in an order that depends only on
+/// their names.
 pub struct Identifier(Box<Hasher>);
 
 impl Identifier {
@@ -75,15 +79,18 @@ impl Identifier {
 }
 
 impl Identity {
-    /// Returns the identity of a model whose responses also depend on another: an ensemble and its next member.
+    /// Returns the identity of a model whose responses also depend on another: an ensemble and its
+    /// next member.
     #[must_use]
     pub fn and(&self, other: &Identity) -> Self {
         Self(*blake3::keyed_hash(&self.0, &other.0).as_bytes())
     }
 
-    /// Computes the key of a request that has passed the model's check, so its inputs are in the configuration's order.
+    /// Computes the key of a request that has passed the model's check, so its inputs are in the
+    /// configuration's order.
     ///
-    /// Ignores the request's id, priority, timeout and the encoding of outputs. Reads every byte of the inputs.
+    /// Ignores the request's id, priority, timeout and the encoding of outputs. Reads every byte of
+    /// the inputs.
     pub fn key(&self, request: &InferRequest) -> Key {
         // All lengths come first, so that different requests never produce the same bytes.
         let mut head = Vec::with_capacity(256);
@@ -117,7 +124,8 @@ fn push_outputs(head: &mut Vec<u8>, request: &InferRequest) {
 
 fn push_parameters(head: &mut Vec<u8>, request: &InferRequest) {
     let mut parameters: Vec<&(String, Parameter)> = request.parameters.iter().collect();
-    // A stable sort keeps the order of equal names, which is significant to a backend that reads only the first or the last.
+    // A stable sort keeps the order of equal names, which is significant to a backend that reads
+    // only the first or the last.
     parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
     push_len(head, parameters.len());
     for (name, value) in parameters {
@@ -159,16 +167,21 @@ mod tests {
     use crate::infer::InferInput;
     use crate::tensor::{DataType, Tensor};
 
-    /// Servers that share a Redis must agree on keys. If this changes on purpose, the context must change too.
+    /// Servers that share a Redis must agree on keys. If this changes on purpose, the context must
+    /// change too.
     #[test]
     fn keys_do_not_change_between_versions() {
-        let tensor = Tensor { datatype: DataType::Int16, shape: vec![1, 2], data: vec![1, 0, 2, 0].into() };
+        let tensor =
+            Tensor { datatype: DataType::Int16, shape: vec![1, 2], data: vec![1, 0, 2, 0].into() };
         let inputs = vec![InferInput { name: "A".into(), tensor }];
         let key = Identity([7; Key::LEN]).key(&InferRequest {
             inputs,
             parameters: vec![("p".into(), Parameter::Double(0.5))],
             ..InferRequest::default()
         });
-        assert_eq!(key.to_string(), "ee590fbec4570cbeaff6202e2771dd60f19c6962c082c008ec350d271bb266db");
+        assert_eq!(
+            key.to_string(),
+            "ee590fbec4570cbeaff6202e2771dd60f19c6962c082c008ec350d271bb266db"
+        );
     }
 }

@@ -44,11 +44,12 @@ impl<V> Lru<V> {
         self.entries.get(key).map(|(value, _)| value)
     }
 
-    /// Adds a value of `size` bytes and returns the values evicted for it. The caller should drop them without holding a lock.
+    /// Adds a value of `size` bytes and returns the values evicted for it. The caller should drop
+    /// them without holding a lock.
     ///
     /// # Errors
-    /// Returns the value if it is larger than the capacity, or if the key already exists. An existing key keeps its
-    /// value and becomes the most recently used.
+    /// Returns the value if it is larger than the capacity, or if the key already exists. An
+    /// existing key keeps its value and becomes the most recently used.
     pub fn insert(&mut self, key: Key, value: V, size: u64) -> Result<Vec<V>, V> {
         if size > self.capacity || self.get(&key).is_some() {
             return Err(value);

@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::data::Data;
 use crate::id::ModelVersion;
-use crate::infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use crate::infer::{
+    InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput,
+};
 use crate::model::{Completion, Draft, ModelConfig};
 use crate::tensor::{DataType, Tensor};
 use crate::timeline::{Instant, Timeline};
@@ -16,8 +18,10 @@ use crate::timeline::{Instant, Timeline};
 fn config(more: &str) -> ModelConfig {
     let text = format!(
         "backend: 'builtin' max_batch_size: 4 {more}
-         input {{ name: 'A' data_type: TYPE_INT32 dims: [-1] }} input {{ name: 'B' data_type: TYPE_INT32 dims: [-1] }}
-         output {{ name: 'X' data_type: TYPE_INT32 dims: [-1] }} output {{ name: 'Y' data_type: TYPE_STRING dims: [-1] }}"
+         input {{ name: 'A' data_type: TYPE_INT32 dims: [-1] }} input {{ name: 'B' data_type: \
+         TYPE_INT32 dims: [-1] }}
+         output {{ name: 'X' data_type: TYPE_INT32 dims: [-1] }} output {{ name: 'Y' data_type: \
+         TYPE_STRING dims: [-1] }}"
     );
     let completion = Completion { directory: "m", backends: &["builtin"], ..Completion::default() };
     Draft::from_text(&text, "config.pbtxt").unwrap().complete(&completion).unwrap()
@@ -33,7 +37,10 @@ fn identity(name: &str, version: u64, more: &str, files: &[(&str, &str)]) -> Ide
 }
 
 fn input(name: &str, datatype: DataType, shape: &[i64], data: &[u8]) -> InferInput {
-    InferInput { name: name.into(), tensor: Tensor { datatype, shape: shape.into(), data: data.to_vec().into() } }
+    InferInput {
+        name: name.into(),
+        tensor: Tensor { datatype, shape: shape.into(), data: data.to_vec().into() },
+    }
 }
 
 fn request() -> InferRequest {
@@ -41,12 +48,16 @@ fn request() -> InferRequest {
         input("A", DataType::Int32, &[1, 2], &[1, 0, 0, 0, 2, 0, 0, 0]),
         input("B", DataType::Int32, &[1, 2], &[3, 0, 0, 0, 4, 0, 0, 0]),
     ];
-    let parameters = vec![("p".into(), Parameter::Int(1)), ("q".into(), Parameter::String("x".into()))];
+    let parameters =
+        vec![("p".into(), Parameter::Int(1)), ("q".into(), Parameter::String("x".into()))];
     InferRequest { model_name: "m".into(), inputs, parameters, ..InferRequest::default() }
 }
 
 fn requested(names: &[&str]) -> Vec<RequestedOutput> {
-    names.iter().map(|name| RequestedOutput { name: (*name).into(), ..RequestedOutput::default() }).collect()
+    names
+        .iter()
+        .map(|name| RequestedOutput { name: (*name).into(), ..RequestedOutput::default() })
+        .collect()
 }
 
 #[test]
@@ -57,7 +68,10 @@ fn everything_that_affects_the_response_changes_the_key() {
         identity("m", 1, "", &[]).key(&request)
     };
     let tensor = |at: usize, datatype: DataType, shape: Vec<i64>, data: Vec<u8>| {
-        change(&move |r| r.inputs[at].tensor = Tensor { datatype, shape: shape.clone(), data: data.clone().into() })
+        change(&move |r| {
+            r.inputs[at].tensor =
+                Tensor { datatype, shape: shape.clone(), data: data.clone().into() }
+        })
     };
     let numbers = vec![1, 0, 0, 0, 2, 0, 0, 0];
     let parameter = |value: Parameter| change(&move |r| r.parameters[0].1 = value.clone());
@@ -89,7 +103,8 @@ fn everything_that_affects_the_response_changes_the_key() {
         change(&|r| r.parameters[0].0 = "pp".into()),
         identity("n", 1, "", &[]).key(&request()),
         identity("m", 2, "", &[]).key(&request()),
-        identity("m", 1, "parameters { key: 'k' value { string_value: 'v' } }", &[]).key(&request()),
+        identity("m", 1, "parameters { key: 'k' value { string_value: 'v' } }", &[])
+            .key(&request()),
         identity("m", 1, "", &[("model.onnx", "weights")]).key(&request()),
         identity("m", 1, "", &[("model.onnx", "Weights")]).key(&request()),
         identity("m", 1, "", &[("model.onn", "xweights")]).key(&request()),
@@ -124,9 +139,13 @@ fn other_fields_do_not_change_the_key() {
 
 fn response() -> InferResponse {
     let text = b"\x02\0\0\0hi\0\0\0\0";
-    let tensor = |datatype, data: &[u8]| Tensor { datatype, shape: vec![1, 2], data: data.to_vec().into() };
+    let tensor =
+        |datatype, data: &[u8]| Tensor { datatype, shape: vec![1, 2], data: data.to_vec().into() };
     let outputs = vec![
-        InferOutput { name: "X".into(), tensor: tensor(DataType::Int32, &[1, 2, 3, 4, 5, 6, 7, 8]) },
+        InferOutput {
+            name: "X".into(),
+            tensor: tensor(DataType::Int32, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        },
         InferOutput { name: "Y".into(), tensor: tensor(DataType::Bytes, text) },
     ];
     let parameters = vec![
@@ -143,8 +162,15 @@ fn response() -> InferResponse {
 fn a_response_from_the_cache_has_the_id_of_its_request() {
     let entry = Entry::copy_of(&response());
     let timeline = Timeline { received: Instant(3), ..Timeline::default() };
-    let answer = entry.to_response(&config(""), 7, &InferRequest { id: "second".into(), timeline, ..request() });
-    assert_eq!((answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()), ("second", "m", "7"));
+    let answer = entry.to_response(
+        &config(""),
+        7,
+        &InferRequest { id: "second".into(), timeline, ..request() },
+    );
+    assert_eq!(
+        (answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()),
+        ("second", "m", "7")
+    );
     assert_eq!((answer.timeline, &answer.outputs), (timeline, &response().outputs));
     assert_eq!(answer.parameters, response().parameters);
     let original = response();
@@ -184,7 +210,10 @@ fn an_entry_must_match_the_model_and_the_request() {
     assert!(fits(&|r| r.outputs.reverse(), &[], 1), "a model determines the order of its outputs");
     assert!(!fits(&|r| r.outputs[1] = r.outputs[0].clone(), &[], 1), "an output occurs twice");
     assert!(!fits(&|r| r.outputs[0].name = "Z".into(), &[], 1), "the model has no such output");
-    assert!(!fits(&|r| r.outputs[0].tensor.datatype = DataType::Fp32, &[], 1), "the model has another datatype");
+    assert!(
+        !fits(&|r| r.outputs[0].tensor.datatype = DataType::Fp32, &[], 1),
+        "the model has another datatype"
+    );
 }
 
 proptest! {

@@ -1,5 +1,5 @@
-//! Checks that the members of an ensemble fit together: names, datatypes, shapes, batch sizes. The texts are Triton's; they
-//! name both ends of a mismatch.
+//! Checks that the members of an ensemble fit together: names, datatypes, shapes, batch sizes. The
+//! texts are Triton's; they name both ends of a mismatch.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,8 @@ impl<'a> Node<'a> {
 /// A mismatch, with the models and tensors at both ends.
 pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Result<(), String> {
     let mut nodes: BTreeMap<TensorId, Node<'_>> = BTreeMap::new();
-    let ends = plan.inputs().iter().zip(&config.inputs).chain(plan.outputs().iter().zip(&config.outputs));
+    let ends =
+        plan.inputs().iter().zip(&config.inputs).chain(plan.outputs().iter().zip(&config.outputs));
     for (id, spec) in ends {
         let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
         nodes.entry(*id).or_insert_with(|| Node::new(config, spec, dims));
@@ -45,8 +46,8 @@ pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Res
     for (step, member) in plan.steps().iter().zip(members) {
         if member.batches() && member.max_batch_size < config.max_batch_size {
             return Err(format!(
-                "ensemble {} allows maximum batch size {}, but it contains model {} which only allows maximum batch size to \
-                 be {}",
+                "ensemble {} allows maximum batch size {}, but it contains model {} which only \
+                 allows maximum batch size to be {}",
                 config.name, config.max_batch_size, member.name, member.max_batch_size
             ));
         }
@@ -55,8 +56,9 @@ pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Res
     Ok(())
 }
 
-/// Checks that the response cache may be used for an ensemble with these members, including indirect ones: responses of a
-/// model that cannot be cached make the ensemble's responses uncacheable too.
+/// Checks that the response cache may be used for an ensemble with these members, including
+/// indirect ones: responses of a model that cannot be cached make the ensemble's responses
+/// uncacheable too.
 ///
 /// # Errors
 /// A member has sequences or is decoupled.
@@ -66,9 +68,12 @@ pub fn check_cache(config: &ModelConfig, members: &[&ModelConfig]) -> Result<(),
         _ if member.decoupled => Some("'decoupled' transaction policy"),
         _ => None,
     };
-    let Some((member, why)) = members.iter().find_map(|member| Some((member, why(member)?))) else { return Ok(()) };
+    let Some((member, why)) = members.iter().find_map(|member| Some((member, why(member)?))) else {
+        return Ok(());
+    };
     Err(format!(
-        "Response Cache does not currently support model {} with {why} in its member {}. Please disable the response cache.",
+        "Response Cache does not currently support model {} with {why} in its member {}. Please \
+         disable the response cache.",
         config.name, member.name
     ))
 }
@@ -86,30 +91,37 @@ fn check_step<'a>(
     if let Some((name, id)) = step.inputs.iter().find(|(name, _)| member.input(name).is_none()) {
         let tensor = tensor(id);
         return Err(format!(
-            "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model {model}"
+            "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input \
+             {name} in model {model}"
         ));
     }
-    if let Some(input) =
-        member.inputs.iter().find(|input| !(input.optional || step.inputs.iter().any(|(name, _)| *name == input.name)))
+    if let Some(input) = member
+        .inputs
+        .iter()
+        .find(|input| !(input.optional || step.inputs.iter().any(|(name, _)| *name == input.name)))
     {
         return Err(format!(
-            "in ensemble {ensemble}, input {} in model {model} is not mapped to any ensemble tensors",
+            "in ensemble {ensemble}, input {} in model {model} is not mapped to any ensemble \
+             tensors",
             input.name
         ));
     }
     if let Some((name, id)) = step.outputs.iter().find(|(name, _)| member.output(name).is_none()) {
         let tensor = tensor(id);
         return Err(format!(
-            "in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model {model}"
+            "in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output \
+             {name} in model {model}"
         ));
     }
     let inputs = step.inputs.iter().map(|(name, id)| (id, member.input(name)));
-    for (id, spec) in inputs.chain(step.outputs.iter().map(|(name, id)| (id, member.output(name)))) {
+    for (id, spec) in inputs.chain(step.outputs.iter().map(|(name, id)| (id, member.output(name))))
+    {
         let Some(spec) = spec else { continue };
         let node = Node::new(member, spec, &spec.dims);
         match nodes.get(id) {
-            Some(known) => consistent(known, &node)
-                .map_err(|text| format!("in ensemble {ensemble}, ensemble tensor {}: {text}", tensor(id)))?,
+            Some(known) => consistent(known, &node).map_err(|text| {
+                format!("in ensemble {ensemble}, ensemble tensor {}: {text}", tensor(id))
+            })?,
             None => {
                 nodes.insert(*id, node);
             }
@@ -118,21 +130,30 @@ fn check_step<'a>(
     Ok(())
 }
 
-/// Checks that two uses of a tensor agree. Variable dimensions are checked for each request. A batch may be a dimension of a
-/// model that does not batch.
+/// Checks that two uses of a tensor agree. Variable dimensions are checked for each request. A
+/// batch may be a dimension of a model that does not batch.
 fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
     let inconsistent = |what: &str, left: &str, right: &str| {
         let one = known.model;
         let other = node.model;
         Err(format!(
-            "inconsistent {what}: {left} is inferred from model {one} while {right} is inferred from model {other}"
+            "inconsistent {what}: {left} is inferred from model {one} while {right} is inferred \
+             from model {other}"
         ))
     };
     if known.datatype != node.datatype {
-        return inconsistent("data type", &config_type(known.datatype), &config_type(node.datatype));
+        return inconsistent(
+            "data type",
+            &config_type(known.datatype),
+            &config_type(node.datatype),
+        );
     }
     if !known.agrees(node) {
-        return inconsistent("shape", &format_shape(&known.full_dims()), &format_shape(&node.full_dims()));
+        return inconsistent(
+            "shape",
+            &format_shape(&known.full_dims()),
+            &format_shape(&node.full_dims()),
+        );
     }
     Ok(())
 }

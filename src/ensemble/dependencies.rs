@@ -1,4 +1,5 @@
-//! Dependencies between ensembles and their members, for the order of loads and the effects of unloads.
+//! Dependencies between ensembles and their members, for the order of loads and the effects of
+//! unloads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,8 +26,9 @@ impl Dependencies {
         self.members.retain(|ensemble, _| kept(ensemble));
     }
 
-    /// Returns the depth of an ensemble: the number of ensembles on the longest path over its members, including itself; 0 for a
-    /// model that is not an ensemble. At most the number of ensembles, which is reached only with a cycle.
+    /// Returns the depth of an ensemble: the number of ensembles on the longest path over its
+    /// members, including itself; 0 for a model that is not an ensemble. At most the number of
+    /// ensembles, which is reached only with a cycle.
     pub fn depth(&self, model: &str) -> usize {
         let mut level = BTreeSet::from([model]);
         for depth in 0..self.members.len() {
@@ -47,10 +49,14 @@ impl Dependencies {
     /// Returns the ensembles that have a member for which `is` returns true, by name.
     pub fn with_member(&self, is: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
         let has = move |members: &BTreeSet<String>| members.iter().any(|member| is(member));
-        self.members.iter().filter(move |(_, members)| has(members)).map(|(ensemble, _)| ensemble.as_str())
+        self.members
+            .iter()
+            .filter(move |(_, members)| has(members))
+            .map(|(ensemble, _)| ensemble.as_str())
     }
 
-    /// Returns the shortest cycle from an ensemble over its members back to itself, including both ends.
+    /// Returns the shortest cycle from an ensemble over its members back to itself, including both
+    /// ends.
     pub fn cycle(&self, ensemble: &str) -> Option<Vec<&str>> {
         let (start, _) = self.members.get_key_value(ensemble)?;
         let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
@@ -79,8 +85,8 @@ impl Dependencies {
         None
     }
 
-    /// Returns the direct and indirect members of an ensemble that are no longer needed without it, by name: no other `loaded`
-    /// ensemble needs them, and they were not loaded by name (`kept`).
+    /// Returns the direct and indirect members of an ensemble that are no longer needed without it,
+    /// by name: no other `loaded` ensemble needs them, and they were not loaded by name (`kept`).
     pub fn released(
         &self,
         ensemble: &str,
@@ -88,15 +94,24 @@ impl Dependencies {
         loaded: impl Fn(&str) -> bool,
     ) -> BTreeSet<&str> {
         let mut gone: BTreeSet<&str> = BTreeSet::new();
-        let is_gone = |gone: &BTreeSet<&str>, model: &str| model == ensemble || gone.contains(model);
+        let is_gone =
+            |gone: &BTreeSet<&str>, model: &str| model == ensemble || gone.contains(model);
         loop {
-            let of_gone = self.members.iter().filter(|(name, _)| is_gone(&gone, name)).flat_map(|(_, members)| members);
+            let of_gone = self
+                .members
+                .iter()
+                .filter(|(name, _)| is_gone(&gone, name))
+                .flat_map(|(_, members)| members);
             let needed = |member: &str| {
-                let mut others = self.members.iter().filter(|(name, members)| members.contains(member) && loaded(name));
+                let mut others = self
+                    .members
+                    .iter()
+                    .filter(|(name, members)| members.contains(member) && loaded(name));
                 others.any(|(name, _)| !is_gone(&gone, name))
             };
-            let next =
-                of_gone.map(String::as_str).find(|member| !is_gone(&gone, member) && !kept(member) && !needed(member));
+            let next = of_gone
+                .map(String::as_str)
+                .find(|member| !is_gone(&gone, member) && !kept(member) && !needed(member));
             match next {
                 Some(member) => gone.insert(member),
                 None => return gone,
@@ -104,14 +119,16 @@ impl Dependencies {
         }
     }
 
-    /// Returns every ensemble that needs a model, directly or indirectly, nearest first: these become unavailable with it.
+    /// Returns every ensemble that needs a model, directly or indirectly, nearest first: these
+    /// become unavailable with it.
     pub fn dependents(&self, model: &str) -> Vec<&str> {
         let mut found: Vec<&str> = Vec::new();
         let mut next = 0;
         let mut of = model;
         loop {
             for (ensemble, members) in &self.members {
-                if members.contains(of) && ensemble != model && !found.contains(&ensemble.as_str()) {
+                if members.contains(of) && ensemble != model && !found.contains(&ensemble.as_str())
+                {
                     found.push(ensemble);
                 }
             }

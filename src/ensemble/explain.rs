@@ -1,5 +1,5 @@
-//! Explains why a tensor makes a plan invalid: the end of an error whose beginning is Triton's text, which names an ensemble and
-//! at most a tensor.
+//! Explains why a tensor makes a plan invalid: the end of an error whose beginning is Triton's
+//! text, which names an ensemble and at most a tensor.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,11 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Explains an input of the ensemble that no step takes, or an output that no step makes: lists maps that lead nowhere.
+    /// Explains an input of the ensemble that no step takes, or an output that no step makes: lists
+    /// maps that lead nowhere.
     pub(super) fn explain_unmapped(&self, role: &str, name: &str, known: &[&str]) -> String {
-        let (map, other) = if role == "input" { ("input_map", "made") } else { ("output_map", "taken") };
+        let (map, other) =
+            if role == "input" { ("input_map", "made") } else { ("output_map", "taken") };
         let loose = self.tensors.iter().enumerate().filter(|(_, tensor)| match role {
             "input" => tensor.producer.is_none() && !known.contains(&tensor.name.as_str()),
             _ => tensor.consumers.is_empty() && !known.contains(&tensor.name.as_str()),
@@ -34,7 +36,11 @@ impl Draft<'_> {
     }
 
     /// Explains a tensor that no step can make, or that no step takes.
-    pub(super) fn explain_unusable(&self, tensor: TensorId, is_ready: impl Fn(TensorId) -> bool) -> String {
+    pub(super) fn explain_unusable(
+        &self,
+        tensor: TensorId,
+        is_ready: impl Fn(TensorId) -> bool,
+    ) -> String {
         if is_ready(tensor) {
             return format!(
                 "{} makes it, but no step takes it, nor is it an output of the ensemble",
@@ -48,7 +54,8 @@ impl Draft<'_> {
                 let cycle = path.get(begin..).unwrap_or_default();
                 let names: Vec<String> =
                     cycle.iter().chain([&here]).map(|id| format!("'{}'", self.name(*id))).collect();
-                let steps: BTreeSet<String> = cycle.iter().filter_map(|id| self.step_of(*id)).collect();
+                let steps: BTreeSet<String> =
+                    cycle.iter().filter_map(|id| self.step_of(*id)).collect();
                 let steps: Vec<String> = steps.into_iter().collect();
                 let names = names.join(" needs ");
                 let steps = steps.join(", ");
@@ -60,7 +67,8 @@ impl Draft<'_> {
                 let consumer = self.consumer(here);
                 let name = self.name(here);
                 return format!(
-                    "{consumer} takes '{name}', which is neither an output of a step nor an input of the ensemble"
+                    "{consumer} takes '{name}', which is neither an output of a step nor an input \
+                     of the ensemble"
                 );
             };
             match step.inputs.iter().map(|(_, id)| *id).find(|id| !is_ready(*id)) {

@@ -1,9 +1,10 @@
-//! The execution of one request by a plan: which steps may run, for which response of a decoupled step, with which inputs; and
-//! the order of the responses.
+//! The execution of one request by a plan: which steps may run, for which response of a decoupled
+//! step, with which inputs; and the order of the responses.
 //!
-//! A stage runs once for each response that begins it. Such runs are independent and concurrent. The results for the responses
-//! to one request of a decoupled step are passed on in the order of these responses, in whatever order later steps finish. The
-//! results of several concurrent requests of a decoupled step are interleaved in the order of their completion.
+//! A stage runs once for each response that begins it. Such runs are independent and concurrent.
+//! The results for the responses to one request of a decoupled step are passed on in the order of
+//! these responses, in whatever order later steps finish. The results of several concurrent
+//! requests of a decoupled step are interleaved in the order of their completion.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -66,7 +67,8 @@ struct Open {
     step: usize,
     /// The iteration that it belongs to; unused for a decoupled step, which ends its iteration.
     iteration: u64,
-    /// For a decoupled step: its responses that were not passed on yet, in the order of their iterations.
+    /// For a decoupled step: its responses that were not passed on yet, in the order of their
+    /// iterations.
     slots: VecDeque<(u64, Slot)>,
     /// The number of complete `slots`.
     complete: usize,
@@ -91,8 +93,9 @@ pub struct Flow<T> {
 }
 
 impl<T: Clone> Flow<T> {
-    /// Begins a request with these inputs, by position in the configuration; others are optional and stay unset. `requested` are
-    /// the positions of the requested outputs; steps that none of them needs do not run.
+    /// Begins a request with these inputs, by position in the configuration; others are optional
+    /// and stay unset. `requested` are the positions of the requested outputs; steps that none of
+    /// them needs do not run.
     pub fn new(
         plan: Arc<Plan>,
         stages: Arc<Stages>,
@@ -130,7 +133,9 @@ impl<T: Clone> Flow<T> {
         loop {
             let (number, step) = self.ready.pop_front()?;
             let plan = Arc::clone(&self.plan);
-            let Some((iteration, of_plan)) = self.iterations.get_mut(&number).zip(plan.steps().get(step)) else {
+            let Some((iteration, of_plan)) =
+                self.iterations.get_mut(&number).zip(plan.steps().get(step))
+            else {
                 continue;
             };
             let ids: Vec<TensorId> = of_plan.inputs.iter().map(|(_, id)| *id).collect();
@@ -148,8 +153,9 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// Reports the outputs, by position in [`Step::outputs`], or the error of a step that answers once. Other outputs stay unset;
-    /// their consumers run without them. Returns the names of unset outputs that have consumers.
+    /// Reports the outputs, by position in [`Step::outputs`], or the error of a step that answers
+    /// once. Other outputs stay unset; their consumers run without them. Returns the names of unset
+    /// outputs that have consumers.
     pub fn done(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let Some(Open { step, iteration, .. }) = self.calls.remove(&id) else { return Vec::new() };
         match made {
@@ -164,7 +170,9 @@ impl<T: Clone> Flow<T> {
     /// Like [`Flow::done`], for one of any number of responses of a decoupled step.
     pub fn response(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let number = self.number();
-        let Some(open) = self.calls.get_mut(&id).filter(|open| !open.ended) else { return Vec::new() };
+        let Some(open) = self.calls.get_mut(&id).filter(|open| !open.ended) else {
+            return Vec::new();
+        };
         let step = open.step;
         let Some(stage) = self.stages.ended_by(step) else { return Vec::new() };
         match made {
@@ -197,7 +205,8 @@ impl<T: Clone> Flow<T> {
         self.calls.get(&id).is_some_and(|open| !open.ended)
     }
 
-    /// Returns the number of a decoupled step's responses whose stage is complete, and that wait for an earlier response.
+    /// Returns the number of a decoupled step's responses whose stage is complete, and that wait
+    /// for an earlier response.
     pub fn waiting(&self, id: CallId) -> usize {
         self.calls.get(&id).map_or(0, |open| open.complete)
     }
@@ -289,7 +298,8 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// Passes the results of a stage on: to the response, or to the decoupled step that ends the stage.
+    /// Passes the results of a stage on: to the response, or to the decoupled step that ends the
+    /// stage.
     fn pass_on(&mut self, number: u64) {
         let Some(iteration) = self.iterations.get_mut(&number) else { return };
         if let Some(producer) = self.stages.producer(iteration.stage) {
@@ -298,20 +308,26 @@ impl<T: Clone> Flow<T> {
         }
         let outputs = self.requested.iter().filter_map(|at| self.plan.outputs().get(*at)).copied();
         let values = iteration.run.take(&outputs.collect::<Vec<_>>());
-        let values = values.into_iter().filter_map(|(at, value)| Some((*self.requested.get(at)?, value)));
+        let values =
+            values.into_iter().filter_map(|(at, value)| Some((*self.requested.get(at)?, value)));
         self.outputs.push_back(Ok(values.collect()));
         self.iterations.remove(&number);
     }
 
-    /// Handles a failed step: the results for earlier responses are still passed on, then the request ends.
+    /// Handles a failed step: the results for earlier responses are still passed on, then the
+    /// request ends.
     fn fail(&mut self, number: u64, error: InferError) {
         let Some(of) = self.iterations.get(&number).map(|iteration| iteration.of) else { return };
         let Some(call) = of else { return self.end(error) };
         let Some(open) = self.calls.get_mut(&call) else { return };
-        let Ok(position) = open.slots.binary_search_by_key(&number, |(number, _)| *number) else { return };
-        let abandoned: BTreeSet<u64> = open.slots.split_off(position).into_iter().map(|(number, _)| number).collect();
+        let Ok(position) = open.slots.binary_search_by_key(&number, |(number, _)| *number) else {
+            return;
+        };
+        let abandoned: BTreeSet<u64> =
+            open.slots.split_off(position).into_iter().map(|(number, _)| number).collect();
         open.slots.push_back((number, Slot::Failed(error)));
-        open.complete = open.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Complete)).count();
+        open.complete =
+            open.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Complete)).count();
         open.ended = true;
         self.calls.retain(|_, open| !abandoned.contains(&open.iteration));
         self.ready.retain(|(number, _)| !abandoned.contains(number));

@@ -18,7 +18,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     prop::collection::vec(prop::collection::vec(step, 0..4), 1..4)
 }
 
-/// Builds the plan of a recipe: between two stages, a decoupled step takes all unused tensors of the previous stage.
+/// Builds the plan of a recipe: between two stages, a decoupled step takes all unused tensors of
+/// the previous stage.
 fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
     let mut texts = Vec::new();
     let mut decoupled = Vec::new();
@@ -36,15 +37,18 @@ fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
             (there, loose) = (made.clone(), made);
         }
         for (n, (count, wants)) in steps.iter().enumerate() {
-            let takes: Vec<String> = wants.iter().map(|index| there[index.index(there.len())].clone()).collect();
-            let made: Vec<String> = (0..*count).map(|output| format!("t{stage}_{n}_{output}")).collect();
+            let takes: Vec<String> =
+                wants.iter().map(|index| there[index.index(there.len())].clone()).collect();
+            let made: Vec<String> =
+                (0..*count).map(|output| format!("t{stage}_{n}_{output}")).collect();
             add(&takes, &made, false);
             loose.retain(|name| !takes.contains(name));
             there.extend(made.iter().cloned());
             loose.extend(made);
         }
     }
-    // Outputs must be made by a step, so that the response differs from the request; unused inputs need a consumer too.
+    // Outputs must be made by a step, so that the response differs from the request; unused inputs
+    // need a consumer too.
     if recipe.len() == 1 {
         add(&loose, &names(&["y"]), false);
         loose = names(&["y"]);
@@ -69,11 +73,15 @@ fn make(step: &Step, inputs: &[(usize, Value)], response: usize) -> Vec<(usize, 
     let inputs: Vec<&str> = inputs.iter().map(|(_, value)| value.as_str()).collect();
     // Hash the inputs, since texts would become long in long plans.
     let of = format!("{:x}", crc(&inputs.join(",")));
-    (0..step.outputs.len()).map(|output| (output, format!("{}({of}).{response}.{output}", step.model))).collect()
+    (0..step.outputs.len())
+        .map(|output| (output, format!("{}({of}).{response}.{output}", step.model)))
+        .collect()
 }
 
 fn crc(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// Returns the number of responses of a decoupled step, which depends only on its inputs.
@@ -81,7 +89,8 @@ fn responses(inputs: &[(usize, Value)], most: usize) -> usize {
     crc(&inputs.iter().map(|(_, value)| value.as_str()).collect::<String>()) as usize % (most + 1)
 }
 
-/// The reference implementation with nested loops. Returns the responses, grouped by request of the last decoupled step.
+/// The reference implementation with nested loops. Returns the responses, grouped by request of the
+/// last decoupled step.
 fn reference(plan: &Plan, stages: &Stages, most: usize) -> Vec<Vec<Vec<Value>>> {
     let mut known: BTreeMap<TensorId, Value> = BTreeMap::new();
     known.extend(plan.inputs().iter().map(|id| (*id, format!("in{id}"))));
@@ -105,20 +114,28 @@ fn run_stage(
                 && !step.outputs.iter().all(|(_, id)| known.contains_key(id))
         });
         let Some((_, step)) = ready else { break };
-        let inputs: Vec<_> = step.inputs.iter().enumerate().map(|(n, (_, id))| (n, known[id].clone())).collect();
-        known.extend(make(step, &inputs, 0).into_iter().map(|(n, value)| (step.outputs[n].1, value)));
+        let inputs: Vec<_> =
+            step.inputs.iter().enumerate().map(|(n, (_, id))| (n, known[id].clone())).collect();
+        known.extend(
+            make(step, &inputs, 0).into_iter().map(|(n, value)| (step.outputs[n].1, value)),
+        );
     }
     let Some(producer) = stages.producer(stage) else {
-        groups.last_mut().unwrap().push(plan.outputs().iter().map(|id| known[id].clone()).collect());
+        groups
+            .last_mut()
+            .unwrap()
+            .push(plan.outputs().iter().map(|id| known[id].clone()).collect());
         return;
     };
     let step = &plan.steps()[producer];
-    let inputs: Vec<_> = step.inputs.iter().enumerate().map(|(n, (_, id))| (n, known[id].clone())).collect();
+    let inputs: Vec<_> =
+        step.inputs.iter().enumerate().map(|(n, (_, id))| (n, known[id].clone())).collect();
     for response in 0..responses(&inputs, most) {
         if stage + 2 == stages.count() && response == 0 {
             groups.push(Vec::new());
         }
-        let made = make(step, &inputs, response).into_iter().map(|(n, value)| (step.outputs[n].1, value));
+        let made =
+            make(step, &inputs, response).into_iter().map(|(n, value)| (step.outputs[n].1, value));
         run_stage(plan, stages, stage + 1, most, made.collect(), groups);
     }
 }
@@ -129,7 +146,8 @@ struct Running {
     given: usize,
 }
 
-/// Runs a plan in an order that `choices` determines; the request fails at the call of this number. Returns the responses.
+/// Runs a plan in an order that `choices` determines; the request fails at the call of this number.
+/// Returns the responses.
 fn simulate(
     (plan, stages): &(Arc<Plan>, Arc<Stages>),
     choices: &[Index],
@@ -227,14 +245,18 @@ proptest! {
     }
 }
 
-/// Builds a plan of these steps, each with its inputs and outputs; `decoupled` marks the decoupled ones.
+/// Builds a plan of these steps, each with its inputs and outputs; `decoupled` marks the decoupled
+/// ones.
 fn stages(
     steps: &[(&[&str], &[&str])],
     outputs: &[&str],
     decoupled: &[bool],
 ) -> Result<(Arc<Plan>, Arc<Stages>), String> {
-    let texts: Vec<String> =
-        steps.iter().enumerate().map(|(n, (takes, made))| step(n, &names(takes), &names(made))).collect();
+    let texts: Vec<String> = steps
+        .iter()
+        .enumerate()
+        .map(|(n, (takes, made))| step(n, &names(takes), &names(made)))
+        .collect();
     let plan = Plan::new(&ensemble(&names(&["x"]), &names(outputs), &texts)).unwrap().unwrap();
     let stages = Stages::new("e", &plan, decoupled)?;
     Ok((Arc::new(plan), Arc::new(stages)))
@@ -244,13 +266,19 @@ fn stages(
 fn a_step_cannot_take_tensors_of_different_responses() {
     let text = |model, left, right| {
         format!(
-            "in ensemble e, step of model '{model}' receives inputs originated from different decoupled models: {left}, {right}"
+            "in ensemble e, step of model '{model}' receives inputs originated from different \
+             decoupled models: {left}, {right}"
         )
     };
     let x = "'x' comes of the request";
     let of_m0 = "'a' comes of each response of model 'm0'";
     for (steps, outputs, decoupled, expected) in [
-        (&[(&["x"][..], &["a"][..]), (&["x", "a"], &["y"])][..], &["y"][..], &[true, false][..], text("m1", x, of_m0)),
+        (
+            &[(&["x"][..], &["a"][..]), (&["x", "a"], &["y"])][..],
+            &["y"][..],
+            &[true, false][..],
+            text("m1", x, of_m0),
+        ),
         (
             &[(&["x"], &["a"]), (&["x"], &["b"]), (&["a", "b"], &["y"])],
             &["y"],
@@ -275,16 +303,23 @@ fn a_step_cannot_take_tensors_of_different_responses() {
     let steps: &[(&[&str], &[&str])] =
         &[(&["c"], &["y"]), (&["x"], &["a", "b"]), (&["a"], &["d"]), (&["b", "d"], &["c"])];
     let (_, found) = stages(steps, &["y"], &[true, true, false, false]).unwrap();
-    assert_eq!((found.count(), found.producer(0), found.producer(1), found.producer(2)), (3, Some(1), Some(0), None));
+    assert_eq!(
+        (found.count(), found.producer(0), found.producer(1), found.producer(2)),
+        (3, Some(1), Some(0), None)
+    );
     assert_eq!((found.ended_by(0), found.ended_by(1), found.ended_by(2)), (Some(1), Some(0), None));
 }
 
 #[test]
 fn responses_are_passed_on_in_order_even_with_missing_tensors() {
-    let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
+    let (plan, stages) =
+        stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();
-    assert_eq!((producer.step, producer.stage, producer.decoupled, producer.outputs), (0, 0, true, vec![0]));
+    assert_eq!(
+        (producer.step, producer.stage, producer.decoupled, producer.outputs),
+        (0, 0, true, vec![0])
+    );
     assert_eq!(flow.response(producer.id, Ok(vec![(0, "first")])), Vec::<String>::new());
     assert_eq!(flow.response(producer.id, Ok(vec![])), ["o0"]);
     let first = flow.next_step().unwrap();
@@ -302,7 +337,8 @@ fn responses_are_passed_on_in_order_even_with_missing_tensors() {
 
 #[test]
 fn an_error_waits_for_earlier_responses_and_drops_later_ones() {
-    let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
+    let (plan, stages) =
+        stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();
     for response in ["first", "second", "third"] {
@@ -321,7 +357,8 @@ fn an_error_waits_for_earlier_responses_and_drops_later_ones() {
 
 #[test]
 fn a_request_without_responses_is_not_a_deadlock() {
-    let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
+    let (plan, stages) =
+        stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();
     flow.ended(producer.id);

@@ -1,6 +1,8 @@
-//! Ensembles: models that are graphs of other models. Builds and checks the graph ([`Plan`], [`check`]), splits it at decoupled
-//! members ([`Stages`]), decides which step may run when ([`Flow`]), tracks dependencies ([`Dependencies`]), and converts shapes
-//! between members with and without batching ([`fit`]). Only makes decisions: the caller runs the members and holds the tensors.
+//! Ensembles: models that are graphs of other models. Builds and checks the graph ([`Plan`],
+//! [`check`]), splits it at decoupled members ([`Stages`]), decides which step may run when
+//! ([`Flow`]), tracks dependencies ([`Dependencies`]), and converts shapes between members with and
+//! without batching ([`fit`]). Only makes decisions: the caller runs the members and holds the
+//! tensors.
 
 mod check;
 mod dependencies;

@@ -59,8 +59,8 @@ impl Plan {
         self.steps.iter().map(|step| step.model.as_str()).collect()
     }
 
-    /// Returns the step that makes the ensemble's output at `position`, and the model's name of it; `None` for an output that is
-    /// an input.
+    /// Returns the step that makes the ensemble's output at `position`, and the model's name of it;
+    /// `None` for an output that is an input.
     pub fn origin(&self, position: usize) -> Option<(usize, &str)> {
         let tensor = *self.outputs.get(position)?;
         let step = self.tensors.get(tensor)?.producer?;
@@ -91,7 +91,9 @@ impl Draft {
             let inputs = step.input_map.iter().map(|(input, tensor)| {
                 let id = self.tensor(tensor);
                 let consumers = self.tensors.get_mut(id).map(|tensor| &mut tensor.consumers);
-                if let Some(consumers) = consumers.filter(|consumers| consumers.last() != Some(&number)) {
+                if let Some(consumers) =
+                    consumers.filter(|consumers| consumers.last() != Some(&number))
+                {
                     consumers.push(number);
                 }
                 (input.clone(), id)
@@ -111,7 +113,9 @@ impl Draft {
         let outputs = self.ends("output", config, &steps)?;
         self.check_flow(config, &steps, &ready, &outputs)?;
         // An input exists from the beginning: a step's tensor of the same name would never be used.
-        if let Some(tensor) = inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some()) {
+        if let Some(tensor) =
+            inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some())
+        {
             let name = &config.name;
             return Err(format!(
                 "ensemble tensor '{}' is an input of ensemble '{name}' and made by a step",
@@ -132,13 +136,21 @@ impl Draft {
     }
 
     /// Returns the tensors of the ensemble's inputs or outputs, which steps must name.
-    fn ends(&self, role: &str, config: &ModelConfig, steps: &[Step]) -> Result<Vec<TensorId>, String> {
+    fn ends(
+        &self,
+        role: &str,
+        config: &ModelConfig,
+        steps: &[Step],
+    ) -> Result<Vec<TensorId>, String> {
         let specs = if role == "input" { &config.inputs } else { &config.outputs };
         let find = |name: &str| {
             self.by_name.get(name).copied().ok_or_else(|| {
                 let known: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
                 let why = self.explain(steps).explain_unmapped(role, name, &known);
-                format!("ensemble {role} '{name}' for ensemble '{}' is not used: {why}", config.name)
+                format!(
+                    "ensemble {role} '{name}' for ensemble '{}' is not used: {why}",
+                    config.name
+                )
             })
         };
         specs.iter().map(|spec| find(&spec.name)).collect()
@@ -158,7 +170,9 @@ impl Draft {
             let Some(seen) = ready.get_mut(id).filter(|seen| !**seen) else { continue };
             *seen = true;
             for &number in self.tensors.get(id).map_or(&[][..], |tensor| &tensor.consumers) {
-                let (Some(waits), Some(step)) = (missing.get_mut(number), steps.get(number)) else { continue };
+                let (Some(waits), Some(step)) = (missing.get_mut(number), steps.get(number)) else {
+                    continue;
+                };
                 if waits.remove(&id) && waits.is_empty() {
                     news.extend(step.outputs.iter().map(|(_, made)| *made));
                 }
@@ -167,9 +181,14 @@ impl Draft {
         ready
     }
 
-    /// Returns the root cause for a tensor that cannot be made: a tensor that no step makes, or the last one before a cycle
-    /// closes.
-    fn cause(&self, steps: &[Step], tensor: TensorId, is_ready: impl Fn(&TensorId) -> bool) -> TensorId {
+    /// Returns the root cause for a tensor that cannot be made: a tensor that no step makes, or the
+    /// last one before a cycle closes.
+    fn cause(
+        &self,
+        steps: &[Step],
+        tensor: TensorId,
+        is_ready: impl Fn(&TensorId) -> bool,
+    ) -> TensorId {
         let mut cause = tensor;
         let mut seen = BTreeSet::from([tensor]);
         loop {
@@ -195,23 +214,23 @@ impl Draft {
         if let Some(&output) = outputs.iter().find(|id| !is_ready(id)) {
             let missing = self.cause(steps, output, is_ready);
             return Err(format!(
-                "output '{}' for ensemble '{}' is not written: at least one of its depending tensors, '{}', is not \
-                 connected: {}",
+                "output '{}' for ensemble '{}' is not written: at least one of its depending \
+                 tensors, '{}', is not connected: {}",
                 name_of(output),
                 config.name,
                 name_of(missing),
                 self.explain(steps).explain_unusable(output, |id| is_ready(&id)),
             ));
         }
-        match self
-            .tensors
-            .iter()
-            .enumerate()
-            .find(|(id, tensor)| !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty()))
-        {
+        match self.tensors.iter().enumerate().find(|(id, tensor)| {
+            !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty())
+        }) {
             Some((id, tensor)) => {
                 let why = self.explain(steps).explain_unusable(id, |id| is_ready(&id));
-                Err(format!("ensemble tensor '{}' is unused in ensemble '{}': {why}", tensor.name, config.name))
+                Err(format!(
+                    "ensemble tensor '{}' is unused in ensemble '{}': {why}",
+                    tensor.name, config.name
+                ))
             }
             None => Ok(()),
         }
@@ -219,5 +238,8 @@ impl Draft {
 }
 
 fn twice(ensemble: &str, tensor: &str, step: usize) -> String {
-    format!("ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{ensemble}' step {step}")
+    format!(
+        "ensemble tensor '{tensor}' can appear in an output map only once for ensemble \
+         '{ensemble}' step {step}"
+    )
 }

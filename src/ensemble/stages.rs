@@ -1,4 +1,5 @@
-//! Decoupled steps in a plan: which steps run once for a request, and which run once for each response of a decoupled step.
+//! Decoupled steps in a plan: which steps run once for a request, and which run once for each
+//! response of a decoupled step.
 
 use std::sync::Arc;
 
@@ -6,11 +7,13 @@ use super::goal::Goal;
 use super::graph::{Step, TensorId};
 use super::plan::Plan;
 
-/// The stages of a plan. Stage 0 begins with the request; each other stage begins with a response of the decoupled step that
-/// ends the stage before it. The last stage produces the ensemble's outputs.
+/// The stages of a plan. Stage 0 begins with the request; each other stage begins with a response
+/// of the decoupled step that ends the stage before it. The last stage produces the ensemble's
+/// outputs.
 ///
-/// Every plan has this form: as in Triton, the inputs of a step must originate from the same response, so stages cannot
-/// join; and every tensor must be used, so no stage ends without a consumer.
+/// Every plan has this form: as in Triton, the inputs of a step must originate from the same
+/// response, so stages cannot join; and every tensor must be used, so no stage ends without a
+/// consumer.
 #[derive(Debug, Default)]
 pub struct Stages {
     /// The decoupled steps: the one at `n` ends stage `n`.
@@ -20,13 +23,14 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// Splits the plan of an ensemble into stages. `decoupled` is whether the model of each step is decoupled.
+    /// Splits the plan of an ensemble into stages. `decoupled` is whether the model of each step is
+    /// decoupled.
     ///
     /// # Errors
     /// A step, or the response, would consume tensors of different responses.
     pub fn new(ensemble: &str, plan: &Plan, decoupled: &[bool]) -> Result<Self, String> {
-        // For each tensor the decoupled step from whose response it originates, or `None` for the request; and the number of
-        // decoupled steps before it.
+        // For each tensor the decoupled step from whose response it originates, or `None` for the
+        // request; and the number of decoupled steps before it.
         let mut origins: Vec<Option<Origin>> = vec![None; plan.tensors().len()];
         for id in plan.inputs() {
             set(&mut origins, *id, Origin::default());
@@ -36,16 +40,17 @@ impl Stages {
         while !left.is_empty() {
             // In a plan, a step can always run once others have run.
             let Some(position) = left.iter().position(|number| {
-                plan.steps()
-                    .get(*number)
-                    .is_some_and(|step| step.inputs.iter().all(|(_, id)| origins.get(*id).is_some_and(Option::is_some)))
+                plan.steps().get(*number).is_some_and(|step| {
+                    step.inputs.iter().all(|(_, id)| origins.get(*id).is_some_and(Option::is_some))
+                })
             }) else {
                 break;
             };
             let number = left.remove(position);
             let Some(step) = plan.steps().get(number) else { break };
             let model = step.model.as_str();
-            let mut origin = common(plan, ensemble, model, &origins, step.inputs.iter().map(|(_, id)| *id))?;
+            let mut origin =
+                common(plan, ensemble, model, &origins, step.inputs.iter().map(|(_, id)| *id))?;
             if decoupled.get(number) == Some(&true) {
                 producers.push((origin.depth, number));
                 origin = Origin { step: Some(number), depth: origin.depth + 1 };
@@ -112,17 +117,22 @@ fn common(
 ) -> Result<Origin, String> {
     let mut known = tensors.filter_map(|id| Some((id, (*origins.get(id)?)?)));
     let Some((first, origin)) = known.next() else { return Ok(Origin::default()) };
-    let Some((other, different)) = known.find(|(_, other)| *other != origin) else { return Ok(origin) };
+    let Some((other, different)) = known.find(|(_, other)| *other != origin) else {
+        return Ok(origin);
+    };
     let describe = |id: TensorId, origin: Origin| {
         let name = plan.tensors().get(id).map_or("", |tensor| tensor.name.as_str());
         match origin.step.and_then(|step| plan.steps().get(step)) {
             None => format!("'{name}' comes of the request"),
-            Some(Step { model, .. }) => format!("'{name}' comes of each response of model '{model}'"),
+            Some(Step { model, .. }) => {
+                format!("'{name}' comes of each response of model '{model}'")
+            }
         }
     };
     // The first half is Triton's.
     Err(format!(
-        "in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models: {}, {}",
+        "in ensemble {ensemble}, step of model '{model}' receives inputs originated from \
+         different decoupled models: {}, {}",
         describe(first, origin),
         describe(other, different)
     ))

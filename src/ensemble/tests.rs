@@ -1,5 +1,5 @@
-//! Random plans: each step runs once, with all its inputs and as early as possible, and tensors are kept only as long as needed.
-//! Also error texts of invalid plans.
+//! Random plans: each step runs once, with all its inputs and as early as possible, and tensors are
+//! kept only as long as needed. Also error texts of invalid plans.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,10 +28,15 @@ pub(super) fn tensor(kind: &str, name: &str) -> String {
     format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }}\n")
 }
 
-/// Formats a step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
+/// Formats a step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and
+/// outputs `o0` ...
 pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
     let map = |kind: &str, key: &str, names: &[String]| -> String {
-        names.iter().enumerate().map(|(n, name)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ")).collect()
+        names
+            .iter()
+            .enumerate()
+            .map(|(n, name)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} "))
+            .collect()
     };
     format!(
         "step {{ model_name: 'm{number}' model_version: -1 {}{}}}\n",
@@ -43,10 +48,14 @@ pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> Stri
 pub(super) fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) -> ModelConfig {
     let ends: String = inputs.iter().map(|name| tensor("input", name)).collect();
     let outputs: String = outputs.iter().map(|name| tensor("output", name)).collect();
-    config(&format!("platform: 'ensemble' {ends}{outputs}ensemble_scheduling {{ {} }}", steps.concat()))
+    config(&format!(
+        "platform: 'ensemble' {ends}{outputs}ensemble_scheduling {{ {} }}",
+        steps.concat()
+    ))
 }
 
-/// A random plan: the number of inputs, and for each step its number of outputs and the earlier tensors that it takes.
+/// A random plan: the number of inputs, and for each step its number of outputs and the earlier
+/// tensors that it takes.
 type Recipe = (usize, Vec<(usize, Vec<prop::sample::Index>)>);
 
 fn recipes() -> impl Strategy<Value = Recipe> {
@@ -54,15 +63,16 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     (1usize..4, prop::collection::vec(step, 1..12))
 }
 
-/// Builds the plan. Tensors without a consumer become outputs of the ensemble, so that none is unused. Steps are listed in the
-/// order of `shuffle`, not in the order of their dependencies.
+/// Builds the plan. Tensors without a consumer become outputs of the ensemble, so that none is
+/// unused. Steps are listed in the order of `shuffle`, not in the order of their dependencies.
 fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConfig, Vec<String>) {
     let inputs: Vec<String> = (0..*inputs).map(|n| format!("x{n}")).collect();
     let mut there = inputs.clone();
     let mut taken = BTreeSet::new();
     let mut texts = Vec::new();
     for (number, (count, wants)) in steps.iter().enumerate() {
-        let takes: Vec<String> = wants.iter().map(|index| there[index.index(there.len())].clone()).collect();
+        let takes: Vec<String> =
+            wants.iter().map(|index| there[index.index(there.len())].clone()).collect();
         taken.extend(takes.iter().cloned());
         let made: Vec<String> = (0..*count).map(|n| format!("t{number}_{n}")).collect();
         there.extend(made.iter().cloned());
@@ -73,21 +83,33 @@ fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConf
         texts.swap(n, other);
     }
     let used: Vec<String> = inputs.iter().filter(|name| taken.contains(*name)).cloned().collect();
-    let outputs: Vec<String> =
-        there.iter().filter(|name| name.starts_with('t') && !taken.contains(*name)).cloned().collect();
+    let outputs: Vec<String> = there
+        .iter()
+        .filter(|name| name.starts_with('t') && !taken.contains(*name))
+        .cloned()
+        .collect();
     (ensemble(&used, &outputs, &texts), outputs)
 }
 
 /// Begins a request of a plan without decoupled steps.
-fn begin<T: Clone>(plan: &Arc<Plan>, requested: &[usize], given: impl IntoIterator<Item = (usize, T)>) -> Flow<T> {
+fn begin<T: Clone>(
+    plan: &Arc<Plan>,
+    requested: &[usize],
+    given: impl IntoIterator<Item = (usize, T)>,
+) -> Flow<T> {
     let stages = Stages::new("e", plan, &vec![false; plan.steps().len()]).unwrap();
     Flow::new(plan.clone(), Arc::new(stages), requested, given)
 }
 
-/// Runs a plan step by step, in an order that `choices` determines, with names as tensors. Returns the outputs and the steps in
-/// the order of execution.
-fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Index]) -> (Vec<usize>, Vec<usize>) {
-    let given: Vec<(usize, Arc<usize>)> = plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
+/// Runs a plan step by step, in an order that `choices` determines, with names as tensors. Returns
+/// the outputs and the steps in the order of execution.
+fn simulate(
+    plan: &Arc<Plan>,
+    requested: &[usize],
+    choices: &[prop::sample::Index],
+) -> (Vec<usize>, Vec<usize>) {
+    let given: Vec<(usize, Arc<usize>)> =
+        plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
     let mut flow = begin(plan, requested, given);
     let mut running = Vec::new();
     let mut order = Vec::new();
@@ -95,7 +117,8 @@ fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Inde
     let mut choices = choices.iter().cycle();
     loop {
         while let Some(Call { id, step, inputs, .. }) = flow.next_step() {
-            let expected: Vec<usize> = plan.steps()[step].inputs.iter().map(|(_, id)| *id).collect();
+            let expected: Vec<usize> =
+                plan.steps()[step].inputs.iter().map(|(_, id)| *id).collect();
             let got: Vec<usize> = inputs.iter().map(|(_, value)| **value).collect();
             assert_eq!(got, expected, "step {step} has all its inputs");
             order.push(step);
@@ -105,16 +128,21 @@ fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Inde
         if running.is_empty() {
             break;
         }
-        let (id, number, inputs) = running.swap_remove(choices.next().unwrap().index(running.len()));
+        let (id, number, inputs) =
+            running.swap_remove(choices.next().unwrap().index(running.len()));
         drop(inputs);
-        let made = plan.steps()[number].outputs.iter().enumerate().map(|(n, (_, id))| (n, Arc::new(*id)));
+        let made =
+            plan.steps()[number].outputs.iter().enumerate().map(|(n, (_, id))| (n, Arc::new(*id)));
         assert_eq!(flow.done(id, Ok(made.collect())), Vec::<String>::new());
         finished.insert(number);
         expect_lean(plan, requested, &order, &finished, flow.kept());
     }
     let outputs = flow.next_output().unwrap().unwrap();
     assert!(flow.next_output().is_none() && flow.is_over());
-    assert!(outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1), "outputs have no other references");
+    assert!(
+        outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1),
+        "outputs have no other references"
+    );
     (outputs.into_iter().map(|(position, _)| position).collect(), order)
 }
 
@@ -150,12 +178,22 @@ fn expect_greedy(plan: &Plan, requested: &[usize], finished: &BTreeSet<usize>, s
     }
 }
 
-/// Checks that only tensors are kept that a needed step has yet to take, or that belong to the response.
-fn expect_lean(plan: &Plan, requested: &[usize], started: &[usize], finished: &BTreeSet<usize>, kept: usize) {
-    let waiting: BTreeSet<usize> = needed(plan, requested).into_iter().filter(|n| !started.contains(n)).collect();
+/// Checks that only tensors are kept that a needed step has yet to take, or that belong to the
+/// response.
+fn expect_lean(
+    plan: &Plan,
+    requested: &[usize],
+    started: &[usize],
+    finished: &BTreeSet<usize>,
+    kept: usize,
+) {
+    let waiting: BTreeSet<usize> =
+        needed(plan, requested).into_iter().filter(|n| !started.contains(n)).collect();
     let still = waiting.iter().flat_map(|step| &plan.steps()[*step].inputs).map(|(_, id)| *id);
-    let still: BTreeSet<usize> = still.chain(requested.iter().map(|at| plan.outputs()[*at])).collect();
-    let is_there = |id: &usize| plan.tensors()[*id].producer.is_none_or(|step| finished.contains(&step));
+    let still: BTreeSet<usize> =
+        still.chain(requested.iter().map(|at| plan.outputs()[*at])).collect();
+    let is_there =
+        |id: &usize| plan.tensors()[*id].producer.is_none_or(|step| finished.contains(&step));
     assert_eq!(kept, still.iter().filter(|id| is_there(id)).count());
 }
 
@@ -188,14 +226,21 @@ pub(super) fn names(list: &[&str]) -> Vec<String> {
 
 #[test]
 fn unset_tensors_stay_unset_in_later_steps() {
-    let steps = [step(0, &names(&["x", "w"]), &names(&["a", "b"])), step(1, &names(&["b"]), &names(&["c"]))];
+    let steps = [
+        step(0, &names(&["x", "w"]), &names(&["a", "b"])),
+        step(1, &names(&["b"]), &names(&["c"])),
+    ];
     let config = ensemble(&names(&["x", "w"]), &names(&["a", "c"]), &steps);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     let mut flow = begin(&plan, &[0, 1], [(0, "x")]);
     let first = flow.next_step().unwrap();
     assert_eq!((first.step, first.inputs), (0, vec![(0, "x")]), "the optional input is missing");
     assert_eq!(first.outputs, [0, 1]);
-    assert_eq!(flow.done(first.id, Ok(vec![(0, "a")])), ["o1"], "returns the outputs that the step has not made");
+    assert_eq!(
+        flow.done(first.id, Ok(vec![(0, "a")])),
+        ["o1"],
+        "returns the outputs that the step has not made"
+    );
     let second = flow.next_step().unwrap();
     assert_eq!((second.step, second.inputs), (1, vec![]), "the consumer runs without the tensor");
     assert_eq!(flow.done(second.id, Ok(vec![])), ["o0"]);
@@ -204,7 +249,8 @@ fn unset_tensors_stay_unset_in_later_steps() {
 
 #[test]
 fn there_is_no_output_while_a_step_runs() {
-    let config = ensemble(&names(&["x"]), &names(&["y"]), &[step(0, &names(&["x"]), &names(&["y"]))]);
+    let config =
+        ensemble(&names(&["x"]), &names(&["y"]), &[step(0, &names(&["x"]), &names(&["y"]))]);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     let mut flow = begin(&plan, &[0], [(0, ())]);
     assert!(flow.next_step().is_some() && flow.next_step().is_none());
@@ -213,7 +259,8 @@ fn there_is_no_output_while_a_step_runs() {
 
 #[test]
 fn a_step_can_take_a_tensor_twice_and_it_can_be_an_output() {
-    let steps = [step(0, &names(&["x"]), &names(&["a"])), step(1, &names(&["a", "a"]), &names(&["y"]))];
+    let steps =
+        [step(0, &names(&["x"]), &names(&["a"])), step(1, &names(&["a", "a"]), &names(&["y"]))];
     let config = ensemble(&names(&["x"]), &names(&["y", "a"]), &steps);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     for (requested, holders) in [(&[0][..], 2), (&[0, 1], 3)] {
@@ -231,7 +278,8 @@ fn a_step_can_take_a_tensor_twice_and_it_can_be_an_output() {
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn errors_of_invalid_plans_have_reasons() {
-    let s = |number, inputs: &[&str], outputs: &[&str]| step(number, &names(inputs), &names(outputs));
+    let s =
+        |number, inputs: &[&str], outputs: &[&str]| step(number, &names(inputs), &names(outputs));
     for (inputs, outputs, steps, expected) in [
         (
             &["x"][..],
@@ -249,22 +297,24 @@ fn errors_of_invalid_plans_have_reasons() {
             &["x"],
             &["y"],
             vec![s(0, &["x", "a"], &["b"]), s(1, &["b"], &["a"]), s(2, &["b"], &["y"])],
-            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'a', is not connected: \
-             it can never be made: 'b' needs 'a' needs 'b' (step 0, model 'm0', step 1, model 'm1')",
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, \
+             'a', is not connected: it can never be made: 'b' needs 'a' needs 'b' (step 0, model \
+             'm0', step 1, model 'm1')",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["x", "z"], &["y"])],
-            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'z', is not connected: \
-             input 'i1' of step 0 (model 'm0') takes 'z', which is neither an output of a step nor an input of the ensemble",
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, \
+             'z', is not connected: input 'i1' of step 0 (model 'm0') takes 'z', which is neither \
+             an output of a step nor an input of the ensemble",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["x"], &["z"])],
-            "ensemble output 'y' for ensemble 'e' is not used: no output_map has the value 'y'; values that are taken \
-             nowhere: 'z' of output 'o0' of step 0 (model 'm0')",
+            "ensemble output 'y' for ensemble 'e' is not used: no output_map has the value 'y'; \
+             values that are taken nowhere: 'z' of output 'o0' of step 0 (model 'm0')",
         ),
         (
             &["x", "w"],
@@ -276,29 +326,30 @@ fn errors_of_invalid_plans_have_reasons() {
             &["x"],
             &["y"],
             vec![s(0, &[""], &["t"]), s(1, &["t", "v"], &["y"])],
-            "ensemble input 'x' for ensemble 'e' is not used: no input_map has the value 'x'; values that are made nowhere: \
-             '' of input 'i0' of step 0 (model 'm0'), 'v' of input 'i1' of step 1 (model 'm1')",
+            "ensemble input 'x' for ensemble 'e' is not used: no input_map has the value 'x'; \
+             values that are made nowhere: '' of input 'i0' of step 0 (model 'm0'), 'v' of input \
+             'i1' of step 1 (model 'm1')",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["x"], &["y", "z"])],
-            "ensemble tensor 'z' is unused in ensemble 'e': output 'o1' of step 0 (model 'm0') makes it, but no step takes \
-             it, nor is it an output of the ensemble",
+            "ensemble tensor 'z' is unused in ensemble 'e': output 'o1' of step 0 (model 'm0') \
+             makes it, but no step takes it, nor is it an output of the ensemble",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["nowhere"], &["u"]), s(1, &["x"], &["y"])],
-            "ensemble tensor 'u' is unused in ensemble 'e': input 'i0' of step 0 (model 'm0') takes 'nowhere', which is neither \
-             an output of a step nor an input of the ensemble",
+            "ensemble tensor 'u' is unused in ensemble 'e': input 'i0' of step 0 (model 'm0') \
+             takes 'nowhere', which is neither an output of a step nor an input of the ensemble",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["t"], &["u"]), s(1, &["u"], &["t"]), s(2, &["x"], &["y"])],
-            "ensemble tensor 'u' is unused in ensemble 'e': it can never be made: 'u' needs 't' needs 'u' (step 0, model \
-             'm0', step 1, model 'm1')",
+            "ensemble tensor 'u' is unused in ensemble 'e': it can never be made: 'u' needs 't' \
+             needs 'u' (step 0, model 'm0', step 1, model 'm1')",
         ),
         (
             &["x"],
@@ -350,13 +401,21 @@ fn dependencies_find_cycles_and_dependents() {
         ("good", None),
         ("plain", None),
     ] {
-        assert_eq!(known.cycle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
+        assert_eq!(
+            known.cycle(ensemble).map(|path| path.join(" ")).as_deref(),
+            expected,
+            "{ensemble}"
+        );
     }
     let with: Vec<_> = known.with_member(|member| member == "plain" || member == "other").collect();
     assert_eq!(with, ["b", "c", "good", "on"]);
-    for (model, expected) in
-        [("plain", "b c good a on outside"), ("good", "on"), ("other", "on"), ("a", "c outside b"), ("outside", "")]
-    {
+    for (model, expected) in [
+        ("plain", "b c good a on outside"),
+        ("good", "on"),
+        ("other", "on"),
+        ("a", "c outside b"),
+        ("outside", ""),
+    ] {
         assert_eq!(known.dependents(model).join(" "), expected, "{model}");
     }
     known.remove("on");
@@ -366,7 +425,8 @@ fn dependencies_find_cycles_and_dependents() {
 #[test]
 fn members_are_released_with_the_last_ensemble_that_needs_them() {
     let mut known = Dependencies::default();
-    for (ensemble, members) in [("top", "ab c"), ("ab", "a b"), ("bc", "b c"), ("circle", "ring x"), ("ring", "circle")]
+    for (ensemble, members) in
+        [("top", "ab c"), ("ab", "a b"), ("bc", "b c"), ("circle", "ring x"), ("ring", "circle")]
     {
         known.insert(ensemble, members.split(' '));
     }
@@ -385,15 +445,24 @@ fn members_are_released_with_the_last_ensemble_that_needs_them() {
     ] {
         let is = |names: &str, name: &str| names.split(' ').any(|one| one == name);
         let gone = known.released(ensemble, |name| is(kept, name), |name| is(loaded, name));
-        assert_eq!(gone.into_iter().collect::<Vec<_>>().join(" "), expected, "{ensemble} beside {loaded}, kept {kept}");
+        assert_eq!(
+            gone.into_iter().collect::<Vec<_>>().join(" "),
+            expected,
+            "{ensemble} beside {loaded}, kept {kept}"
+        );
     }
 }
 
 #[test]
 fn mismatching_members_are_refused_with_both_ends_named() {
     let member = |name: &str, batch: u32, datatype: &str, dims: &str| {
-        let io = |kind, name| format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}");
-        config_of(name, &format!("max_batch_size: {batch} {} {}", io("input", "i0"), io("output", "o0")))
+        let io = |kind, name| {
+            format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}")
+        };
+        config_of(
+            name,
+            &format!("max_batch_size: {batch} {} {}", io("input", "i0"), io("output", "o0")),
+        )
     };
     let members: BTreeMap<&str, ModelConfig> = [
         ("good", member("good", 8, "TYPE_FP32", "-1")),
@@ -410,22 +479,23 @@ fn mismatching_members_are_refused_with_both_ends_named() {
         (["flat", "row"], ""),
         (
             ["good", "texts"],
-            "in ensemble e, ensemble tensor t: inconsistent data type: TYPE_FP32 is inferred from model good while \
-             TYPE_STRING is inferred from model texts",
+            "in ensemble e, ensemble tensor t: inconsistent data type: TYPE_FP32 is inferred from \
+             model good while TYPE_STRING is inferred from model texts",
         ),
         (
             ["row", "square"],
-            "in ensemble e, ensemble tensor t: inconsistent shape: [-1,4] is inferred from model row while [-1,2,2] is \
-             inferred from model square",
+            "in ensemble e, ensemble tensor t: inconsistent shape: [-1,4] is inferred from model \
+             row while [-1,2,2] is inferred from model square",
         ),
         (
             ["good", "small"],
-            "ensemble e allows maximum batch size 4, but it contains model small which only allows maximum batch size to \
-             be 2",
+            "ensemble e allows maximum batch size 4, but it contains model small which only \
+             allows maximum batch size to be 2",
         ),
     ] {
         let [first, second] = chain;
-        let steps = [step(0, &names(&["x"]), &names(&["t"])), step(1, &names(&["t"]), &names(&["y"]))];
+        let steps =
+            [step(0, &names(&["x"]), &names(&["t"])), step(1, &names(&["t"]), &names(&["y"]))];
         let mut config = ensemble(&names(&["x"]), &names(&["y"]), &steps);
         config.max_batch_size = 4;
         let plan = Plan::new(&config).unwrap().unwrap();
@@ -437,7 +507,9 @@ fn mismatching_members_are_refused_with_both_ends_named() {
 #[test]
 fn the_response_cache_is_refused_for_uncacheable_members() {
     let ends = |kind: &str| format!("{} {}", tensor("input", kind), tensor("output", "o0"));
-    let member = |name: &str, more: &str| config_of(name, &format!("max_batch_size: 4 {} {more}", ends("i0")));
+    let member = |name: &str, more: &str| {
+        config_of(name, &format!("max_batch_size: 4 {} {more}", ends("i0")))
+    };
     let plain = member("plain", "");
     let of_sequences = "sequence batching scheduler";
     for (name, more, why) in [
@@ -451,8 +523,8 @@ fn the_response_cache_is_refused_for_uncacheable_members() {
     ] {
         let refused = check_cache(&plain, &[&plain, &member(name, more), &plain]);
         let text = format!(
-            "Response Cache does not currently support model plain with {why} in its member {name}. Please disable the \
-             response cache."
+            "Response Cache does not currently support model plain with {why} in its member \
+             {name}. Please disable the response cache."
         );
         assert_eq!(refused, Err(text));
     }

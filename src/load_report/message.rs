@@ -31,9 +31,13 @@ mod tests {
 
     #[test]
     fn fields_have_the_published_numbers() {
-        let field = |number: u8, value: f64| [vec![(number << 3) | 1], value.to_le_bytes().to_vec()].concat();
+        let field = |number: u8, value: f64| {
+            [vec![(number << 3) | 1], value.to_le_bytes().to_vec()].concat()
+        };
         let named = [vec![(8 << 3) | 2, 12, (1 << 3) | 2, 1, b'x'], field(2, 2.0)].concat();
-        let expected = [field(1, 0.25), field(2, 0.5), field(6, 10.0), field(7, 1.0), named, field(9, 0.75)].concat();
+        let expected =
+            [field(1, 0.25), field(2, 0.5), field(6, 10.0), field(7, 1.0), named, field(9, 0.75)]
+                .concat();
         let values = Values {
             cpu_utilization: Some(0.25),
             mem_utilization: Some(0.5),

@@ -1,4 +1,5 @@
-//! Rates and utilization from periodic samples of counters. Time is an argument, so that tests are exact.
+//! Rates and utilization from periodic samples of counters. Time is an argument, so that tests are
+//! exact.
 
 use std::collections::BTreeMap;
 use std::f64::consts::LN_2;
@@ -7,8 +8,8 @@ use std::sync::Arc;
 use super::{LoadReport, Reports, Values};
 use crate::timeline::Instant;
 
-/// The seconds after which a sample has half of its weight: long enough to smooth single batches, short enough for a router
-/// that updates its weights each second.
+/// The seconds after which a sample has half of its weight: long enough to smooth single batches,
+/// short enough for a router that updates its weights each second.
 const HALF_LIFE: f64 = 2.0;
 
 /// With less weight than this a mean is of requests that ended long ago.
@@ -117,7 +118,8 @@ struct Levels {
 #[derive(Debug, Default)]
 struct Model {
     levels: Levels,
-    /// The counters of each version, by its id. Each version is compared with itself: one that ends takes nothing away from others.
+    /// The counters of each version, by its id. Each version is compared with itself: one that
+    /// ends takes nothing away from others.
     versions: BTreeMap<usize, Counters>,
     /// The busy fraction of its instances.
     busy: Mean,
@@ -128,7 +130,8 @@ struct Model {
 }
 
 impl Model {
-    /// Adds the samples of its versions at the end of an interval. The counters of a version count from its first sample on.
+    /// Adds the samples of its versions at the end of an interval. The counters of a version count
+    /// from its first sample on.
     fn add(&mut self, now: &[ModelSample], interval: Interval) {
         let mut levels = Levels::default();
         let mut grown = Counters::default();
@@ -146,7 +149,11 @@ impl Model {
         let seconds = interval.seconds;
         let available = seconds * levels.instances as f64;
         self.busy.add(seconds_of(grown.busy_ns).min(available), available, interval);
-        self.backlog.add(levels.waiting as f64 / levels.slots.max(1) as f64 * seconds, seconds, interval);
+        self.backlog.add(
+            levels.waiting as f64 / levels.slots.max(1) as f64 * seconds,
+            seconds,
+            interval,
+        );
         self.queue.add(seconds_of(grown.queue_ns), grown.succeeded as f64, interval);
         self.versions = now.iter().map(|sample| (sample.id, Counters::from(sample))).collect();
         self.levels = levels;
@@ -182,10 +189,13 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Adds the sample of a time and returns the reports. The first report only has levels: rates are not known yet.
+    /// Adds the sample of a time and returns the reports. The first report only has levels: rates
+    /// are not known yet.
     pub fn add(&mut self, now: Instant, mut sample: Sample) -> Reports {
         let models = std::mem::take(&mut sample.models);
-        let interval = Interval::new(self.last.as_ref().map_or(0.0, |(last, _)| seconds_of(now.ns_since(*last))));
+        let interval = Interval::new(
+            self.last.as_ref().map_or(0.0, |(last, _)| seconds_of(now.ns_since(*last))),
+        );
         if let Some((_, last)) = &self.last {
             let new = |now: u64, last: u64| now.saturating_sub(last) as f64;
             self.requests.add(new(sample.requests, last.requests), interval.seconds, interval);
@@ -195,8 +205,13 @@ impl Tracker {
         let has_rates = self.last.is_some();
         let values = self.server(&sample, has_rates);
         self.last = Some((now, sample));
-        let report = |named_metrics| Arc::new(LoadReport::new(Values { named_metrics, ..values.clone() }));
-        let models = self.models.iter().map(|(name, model)| (name.clone(), report(model.named(has_rates)))).collect();
+        let report =
+            |named_metrics| Arc::new(LoadReport::new(Values { named_metrics, ..values.clone() }));
+        let models = self
+            .models
+            .iter()
+            .map(|(name, model)| (name.clone(), report(model.named(has_rates))))
+            .collect();
         Reports { server: report(self.sums()), models }
     }
 
@@ -217,7 +232,9 @@ impl Tracker {
         Values {
             cpu_utilization: sample.cpu,
             mem_utilization: sample.memory,
-            application_utilization: known(self.models.values().map(Model::utilization).fold(0.0, f64::max)),
+            application_utilization: known(
+                self.models.values().map(Model::utilization).fold(0.0, f64::max),
+            ),
             rps_fractional: known(self.requests.value()),
             eps: known(self.errors.value()),
             named_metrics: Vec::new(),
@@ -226,7 +243,9 @@ impl Tracker {
 
     /// Returns the levels of all models together.
     fn sums(&self) -> Vec<(&'static str, f64)> {
-        let sum = |of: fn(&Levels) -> u64| self.models.values().map(|model| of(&model.levels)).sum::<u64>() as f64;
+        let sum = |of: fn(&Levels) -> u64| {
+            self.models.values().map(|model| of(&model.levels)).sum::<u64>() as f64
+        };
         vec![
             ("executing_requests", sum(|levels| levels.executing)),
             ("waiting_requests", sum(|levels| levels.waiting)),
@@ -249,7 +268,17 @@ mod tests {
 
     fn model(waiting: u64, busy_ns: u64, succeeded: u64, queue_ns: u64) -> ModelSample {
         let name = Arc::from("m");
-        ModelSample { name, id: 1, executing: 1, waiting, slots: 4, instances: 2, busy_ns, succeeded, queue_ns }
+        ModelSample {
+            name,
+            id: 1,
+            executing: 1,
+            waiting,
+            slots: 4,
+            instances: 2,
+            busy_ns,
+            succeeded,
+            queue_ns,
+        }
     }
 
     fn sample(requests: u64, errors: u64, models: Vec<ModelSample>) -> Sample {
@@ -257,7 +286,12 @@ mod tests {
     }
 
     fn named(report: &LoadReport, name: &str) -> f64 {
-        report.values().named_metrics.iter().find(|(other, _)| *other == name).map_or(f64::NAN, |(_, value)| *value)
+        report
+            .values()
+            .named_metrics
+            .iter()
+            .find(|(other, _)| *other == name)
+            .map_or(f64::NAN, |(_, value)| *value)
     }
 
     fn of(reports: &Reports, model: &str) -> Arc<LoadReport> {
@@ -266,27 +300,45 @@ mod tests {
 
     #[test]
     fn the_first_sample_has_levels_but_no_rates() {
-        let reports = Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, 7, SECOND)]));
+        let reports =
+            Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, 7, SECOND)]));
         let report = of(&reports, "m");
-        assert_eq!((report.values().cpu_utilization, report.values().mem_utilization), (Some(0.5), None));
+        assert_eq!(
+            (report.values().cpu_utilization, report.values().mem_utilization),
+            (Some(0.5), None)
+        );
         assert_eq!((report.values().rps_fractional, report.values().eps), (None, None));
         assert_eq!(report.values().application_utilization, None);
-        assert_eq!((named(&report, "waiting_requests"), named(&report, "execution_slots")), (3.0, 4.0));
-        assert!(named(&report, "queue_duration_seconds").is_nan() && named(&report, "utilization").is_nan());
+        assert_eq!(
+            (named(&report, "waiting_requests"), named(&report, "execution_slots")),
+            (3.0, 4.0)
+        );
+        assert!(
+            named(&report, "queue_duration_seconds").is_nan()
+                && named(&report, "utilization").is_nan()
+        );
         let rates = ["rps_fractional", "eps", "application_utilization", "queue_duration_seconds"];
-        assert!(rates.iter().all(|name| !String::from_utf8_lossy(&report.header(Format::Json)).contains(name)));
+        assert!(
+            rates
+                .iter()
+                .all(|name| !String::from_utf8_lossy(&report.header(Format::Json)).contains(name))
+        );
     }
 
     #[test]
     fn a_steady_load_is_exact_from_the_second_sample_on() {
         let mut tracker = Tracker::default();
         for second in 0..20 {
-            // Each second 50 requests and 5 errors; one of two instances is busy; requests wait for 20 ms.
+            // Each second 50 requests and 5 errors; one of two instances is busy; requests wait for
+            // 20 ms.
             let models = vec![model(0, second * SECOND, 50 * second, second * SECOND)];
-            let reports = tracker.add(Instant(second * SECOND), sample(50 * second, 5 * second, models));
+            let reports =
+                tracker.add(Instant(second * SECOND), sample(50 * second, 5 * second, models));
             if second > 0 {
                 let report = of(&reports, "m");
-                let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value} {expected}");
+                let close = |value: f64, expected: f64| {
+                    assert!((value - expected).abs() < 1e-9, "{value} {expected}")
+                };
                 close(report.values().rps_fractional.unwrap(), 50.0);
                 close(report.values().eps.unwrap(), 5.0);
                 close(report.values().application_utilization.unwrap(), 0.5);
@@ -299,10 +351,18 @@ mod tests {
     fn rates_halve_after_the_load_has_ended() {
         let mut tracker = Tracker::default();
         tracker.add(Instant(0), sample(0, 0, vec![]));
-        let steady =
-            tracker.add(Instant(100 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional.unwrap();
-        let later =
-            tracker.add(Instant(102 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional.unwrap();
+        let steady = tracker
+            .add(Instant(100 * SECOND), sample(1000, 0, vec![]))
+            .of_server()
+            .values()
+            .rps_fractional
+            .unwrap();
+        let later = tracker
+            .add(Instant(102 * SECOND), sample(1000, 0, vec![]))
+            .of_server()
+            .values()
+            .rps_fractional
+            .unwrap();
         assert!((steady - 10.0).abs() < 1e-9 && (later - 5.0).abs() < 0.2, "{steady} {later}");
     }
 
@@ -329,18 +389,32 @@ mod tests {
         assert_eq!(reports.of_server().values().application_utilization, Some(0.0));
     }
 
-    /// An old version that ends during a reload takes nothing away from the new one, which is busy all the time.
+    /// An old version that ends during a reload takes nothing away from the new one, which is busy
+    /// all the time.
     #[test]
     fn a_version_that_ends_does_not_lower_the_utilization() {
-        let busy = |id, second: u64| ModelSample { id, ..model(0, 2 * second * SECOND, second, second * SECOND) };
+        let busy = |id, second: u64| ModelSample {
+            id,
+            ..model(0, 2 * second * SECOND, second, second * SECOND)
+        };
         let mut tracker = Tracker::default();
         for second in 0..10 {
-            tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(1, 50 + second), busy(2, second)]));
+            tracker.add(
+                Instant(second * SECOND),
+                sample(0, 0, vec![busy(1, 50 + second), busy(2, second)]),
+            );
         }
         for second in 10..13 {
-            let reports = tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(2, second)]));
-            assert!((of(&reports, "m").values().application_utilization.unwrap() - 1.0).abs() < 1e-9, "{second}");
-            assert!((named(&of(&reports, "m"), "queue_duration_seconds") - 1.0).abs() < 1e-9, "{second}");
+            let reports =
+                tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(2, second)]));
+            assert!(
+                (of(&reports, "m").values().application_utilization.unwrap() - 1.0).abs() < 1e-9,
+                "{second}"
+            );
+            assert!(
+                (named(&of(&reports, "m"), "queue_duration_seconds") - 1.0).abs() < 1e-9,
+                "{second}"
+            );
         }
     }
 

@@ -38,7 +38,9 @@ impl LoadReport {
         let (cell, render): (_, fn(&Self) -> String) = match format {
             Format::Json => (json, Self::json),
             Format::Text => (text, Self::text),
-            Format::Binary => (binary, |report| format!("BIN {}", STANDARD.encode(report.message()))),
+            Format::Binary => {
+                (binary, |report| format!("BIN {}", STANDARD.encode(report.message())))
+            }
         };
         cell.get_or_init(|| render(self).into()).clone()
     }
@@ -48,15 +50,22 @@ impl LoadReport {
         self.message.get_or_init(|| message::encode(&self.values).into()).clone()
     }
 
-    /// Returns the value of the gRPC trailer: the message in base64, padded because Envoy requires it.
+    /// Returns the value of the gRPC trailer: the message in base64, padded because Envoy requires
+    /// it.
     pub fn trailer(&self) -> Bytes {
         self.trailer.get_or_init(|| STANDARD.encode(self.message()).into()).clone()
     }
 
     /// Calls `each` with the name and value of each known field.
     fn for_each_field(&self, mut each: impl FnMut(&str, f64)) {
-        let Values { cpu_utilization, mem_utilization, application_utilization, rps_fractional, eps, .. } =
-            &self.values;
+        let Values {
+            cpu_utilization,
+            mem_utilization,
+            application_utilization,
+            rps_fractional,
+            eps,
+            ..
+        } = &self.values;
         let fields = [
             ("cpu_utilization", *cpu_utilization),
             ("mem_utilization", *mem_utilization),
@@ -77,8 +86,12 @@ impl LoadReport {
         self.for_each_field(|name, value| {
             let _ = write!(json, "\"{name}\":{value},");
         });
-        let named: Vec<String> =
-            self.values.named_metrics.iter().map(|(name, value)| format!("\"{name}\":{}", rounded(*value))).collect();
+        let named: Vec<String> = self
+            .values
+            .named_metrics
+            .iter()
+            .map(|(name, value)| format!("\"{name}\":{}", rounded(*value)))
+            .collect();
         let _ = write!(json, "\"{NAMED}\":{{{}}}}}", named.join(","));
         json
     }
@@ -92,7 +105,8 @@ impl LoadReport {
     }
 }
 
-/// Returns a number with at most six decimals; 0 for one that is not finite, which no form can express.
+/// Returns a number with at most six decimals; 0 for one that is not finite, which no form can
+/// express.
 fn rounded(value: f64) -> f64 {
     if value.is_finite() { (value * 1e6).round() / 1e6 } else { 0.0 }
 }
@@ -121,10 +135,16 @@ mod tests {
     #[test]
     fn renders_every_form() {
         let json = r#"JSON {"cpu_utilization":0.25,"application_utilization":0.333333,"rps_fractional":1200,"eps":0,"#;
-        let json = format!("{json}{}", r#""named_metrics":{"waiting_requests":2,"utilization":0}}"#);
+        let json =
+            format!("{json}{}", r#""named_metrics":{"waiting_requests":2,"utilization":0}}"#);
         check(values(), Format::Json, &json);
-        let text = "TEXT cpu_utilization=0.25,application_utilization=0.333333,rps_fractional=1200,eps=0,";
-        check(values(), Format::Text, &format!("{text}named_metrics.waiting_requests=2,named_metrics.utilization=0"));
+        let text =
+            "TEXT cpu_utilization=0.25,application_utilization=0.333333,rps_fractional=1200,eps=0,";
+        check(
+            values(),
+            Format::Text,
+            &format!("{text}named_metrics.waiting_requests=2,named_metrics.utilization=0"),
+        );
         check(Values::default(), Format::Json, r#"JSON {"named_metrics":{}}"#);
         check(Values::default(), Format::Text, "TEXT ");
     }

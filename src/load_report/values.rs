@@ -7,7 +7,8 @@ pub struct Values {
     pub cpu_utilization: Option<f64>,
     /// The used fraction of the memory, 0 to 1; `None` if it is not measured.
     pub mem_utilization: Option<f64>,
-    /// The utilization of the busiest model's instances. More than 1 means that requests wait. `None` if it is not known yet.
+    /// The utilization of the busiest model's instances. More than 1 means that requests wait.
+    /// `None` if it is not known yet.
     pub application_utilization: Option<f64>,
     /// Answered inference requests per second; `None` if it is not known yet.
     pub rps_fractional: Option<f64>,

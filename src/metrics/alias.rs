@@ -1,5 +1,5 @@
-//! Counts of requests by alias: the name and version that clients use, where these differ from the repository's. A
-//! model then has one series for each alias, and none for its version number.
+//! Counts of requests by alias: the name and version that clients use, where these differ from the
+//! repository's. A model then has one series for each alias, and none for its version number.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,9 @@ pub struct Naming {
 
 impl fmt::Debug for Naming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Naming").field("default_version", &self.default_version).finish_non_exhaustive()
+        f.debug_struct("Naming")
+            .field("default_version", &self.default_version)
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,7 +49,12 @@ pub(super) struct Lines {
 impl AliasCounts {
     fn new(name: &str, version: &str, lines: Lines) -> Self {
         let name = name.to_owned();
-        Self { name, version: version.to_owned(), counts: ModelCounts::default(), lines: RwLock::new(lines) }
+        Self {
+            name,
+            version: version.to_owned(),
+            counts: ModelCounts::default(),
+            lines: RwLock::new(lines),
+        }
     }
 
     pub(super) fn lines(&self) -> Lines {

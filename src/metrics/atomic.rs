@@ -1,5 +1,5 @@
-//! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders other memory. A clone has the value
-//! of its moment and does not change with the original.
+//! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders
+//! other memory. A clone has the value of its moment and does not change with the original.
 
 use crate::shm::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -16,7 +16,8 @@ impl Count {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Sets the value, unless it is below the present one by at most `late`: then it is one that was set before and arrives late.
+    /// Sets the value, unless it is below the present one by at most `late`: then it is one that
+    /// was set before and arrives late.
     pub(super) fn set_unless_late(&self, value: u64, late: u64) {
         // A late value changes nothing.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |present: u64| {
@@ -58,6 +59,7 @@ impl Clone for Level {
 /// Adds to the f64 with these bits.
 pub(super) fn add(bits: &AtomicU64, amount: f64) {
     // The closure never returns `None`, so this cannot fail.
-    let _ = bits
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old: u64| Some((f64::from_bits(old) + amount).to_bits()));
+    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old: u64| {
+        Some((f64::from_bits(old) + amount).to_bits())
+    });
 }

@@ -1,23 +1,26 @@
-//! The metrics that the server's own code records. Code refers to a metric by this enum. The shipped `metrics.yaml` defines its type,
-//! labels, unit and help; the table here says where its values come from.
+//! The metrics that the server's own code records. Code refers to a metric by this enum. The
+//! shipped `metrics.yaml` defines its type, labels, unit and help; the table here says where its
+//! values come from.
 //!
-//! Views read every series through its row, and none refers to a metric by name. Several rows may show one cell: `nv_*` in whole
-//! microseconds, `ts_*` in microseconds with fractions.
+//! Views read every series through its row, and none refers to a metric by name. Several rows may
+//! show one cell: `nv_*` in whole microseconds, `ts_*` in microseconds with fractions.
 
 use super::counts::ModelCount::{
-    CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ClientNs, ClientQueueNs, ComputeInferNs, ComputeInputNs,
-    ComputeOutputNs, ExecutionCount, InferenceCount, LoadNs, OutputMismatches, QueueNs, QueueRefusals, Requests,
-    Restarts, SamplesDropped, SuccessCount, SuccessNs,
+    CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ClientNs, ClientQueueNs, ComputeInferNs,
+    ComputeInputNs, ComputeOutputNs, ExecutionCount, InferenceCount, LoadNs, OutputMismatches,
+    QueueNs, QueueRefusals, Requests, Restarts, SamplesDropped, SuccessCount, SuccessNs,
 };
 use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged, Triton};
 use super::source::ModelValue::{
-    self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Objective, Pending, Quantiles, Stream, Tenant,
+    self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures,
+    FirstResponse, Instances, Objective, Pending, Quantiles, Stream, Tenant,
 };
 use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
-use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
+use super::source::Source::{
+    self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily,
+};
 use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue};
 use super::unit::TimeUnit;
 
@@ -34,10 +37,12 @@ struct Definition {
     buckets: &'static [f64],
 }
 
-// `build.rs` makes the constant `SHIPPED`, the metrics of the shipped file, so that a definition is written once.
+// `build.rs` makes the constant `SHIPPED`, the metrics of the shipped file, so that a definition is
+// written once.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// Returns the definition of a metric. Evaluated by the compiler, so that a name which the file does not have is a compile error.
+/// Returns the definition of a metric. Evaluated by the compiler, so that a name which the file
+/// does not have is a compile error.
 const fn shipped(name: &str) -> &'static Definition {
     let mut at = 0;
     while !is_same(SHIPPED[at].name.as_bytes(), name.as_bytes()) {
@@ -271,7 +276,8 @@ builtins! {
     Reloads = "pharos_metrics_reloads_total" Family;
 }
 
-/// The former names of renamed metrics. A definition that uses one is refused with the present name.
+/// The former names of renamed metrics. A definition that uses one is refused with the present
+/// name.
 const FORMER_NAMES: &[(&str, Builtin)] = &[
     ("nv_inference_request_duration_histogram_us", Builtin::RequestHistogram),
     ("nv_inference_queue_duration_histogram_us", Builtin::QueueHistogram),
@@ -293,7 +299,8 @@ impl Builtin {
         self.definition().kind
     }
 
-    /// Returns the names of its labels, in the order in which code gives their values. Series of models also carry `metric_tags`.
+    /// Returns the names of its labels, in the order in which code gives their values. Series of
+    /// models also carry `metric_tags`.
     pub fn dimensions(self) -> &'static [&'static str] {
         self.definition().labels
     }
@@ -315,10 +322,14 @@ impl Builtin {
 
     /// Returns the metric that shows these values of models.
     pub(super) fn showing(value: ModelValue) -> Option<Self> {
-        Self::ALL.iter().copied().find(|builtin| matches!(builtin.source(), Model(_, shown) if shown == value))
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|builtin| matches!(builtin.source(), Model(_, shown) if shown == value))
     }
 
-    /// Returns whether code writes its series through the cache by label values, rather than through `metrics::record`.
+    /// Returns whether code writes its series through the cache by label values, rather than
+    /// through `metrics::record`.
     pub fn is_family(self) -> bool {
         matches!(self.source(), Family | UnloggedFamily)
     }
@@ -333,7 +344,8 @@ impl Builtin {
         self.kind() == Kind::Histogram && matches!(self.source(), Model(..))
     }
 
-    /// Returns whether its series have the labels that they have in Triton, where scrapes show labels in alphabetical order.
+    /// Returns whether its series have the labels that they have in Triton, where scrapes show
+    /// labels in alphabetical order.
     pub(super) fn has_labels_of_triton(self) -> bool {
         matches!(self.source(), Model(Triton, _))
     }
@@ -348,7 +360,8 @@ impl Builtin {
         matches!(self.source(), Model(_, Tenant(_)))
     }
 
-    /// Returns whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.
+    /// Returns whether Triton's settings for latencies switch it: durations of requests and of
+    /// their parts, of every type.
     pub fn is_latency(self) -> bool {
         match self.source() {
             Model(_, Count(_, scale) | CacheCount(_, scale)) => scale == Micros,
@@ -357,17 +370,20 @@ impl Builtin {
         }
     }
 
-    /// Returns whether it counts requests by alias. Mode `legacy` shows only these metrics in a scrape.
+    /// Returns whether it counts requests by alias. Mode `legacy` shows only these metrics in a
+    /// scrape.
     pub(super) fn is_by_alias(self) -> bool {
         matches!(self.source(), Model(Alias, _))
     }
 
-    /// Returns whether each request that it counts gets a log line, as long as there is room for them.
+    /// Returns whether each request that it counts gets a log line, as long as there is room for
+    /// them.
     pub(super) fn logs_each_request(self) -> bool {
         matches!(self.source(), Model(Alias, Count(Requests, _)) | Source::HttpClass(_))
     }
 
-    /// Returns whether each sample of this counter is pushed to the log, because its value has fractions.
+    /// Returns whether each sample of this counter is pushed to the log, because its value has
+    /// fractions.
     pub(super) fn logs_each_sample(self) -> bool {
         matches!(self.source(), Model(_, Count(_, FractionalMicros)))
     }

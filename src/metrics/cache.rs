@@ -1,11 +1,13 @@
 //! The store of all series.
 //!
-//! The series of a model are a structure of cells ([`ModelSeries`]); all others are families of series by label values
-//! ([`Series`]). Locks only guard which series exist. Values are changed through handles, without locks.
+//! The series of a model are a structure of cells ([`ModelSeries`]); all others are families of
+//! series by label values ([`Series`]). Locks only guard which series exist. Values are changed
+//! through handles, without locks.
 //!
-//! The definition of the metrics may change while the server runs ([`Cache::reload`]). Series of metrics that both
-//! definitions contain keep their values. A reload changes [`Cache::generation`]: callers should then look up their
-//! handles again, because a handle of a removed metric counts where no view reads.
+//! The definition of the metrics may change while the server runs ([`Cache::reload`]). Series of
+//! metrics that both definitions contain keep their values. A reload changes [`Cache::generation`]:
+//! callers should then look up their handles again, because a handle of a removed metric counts
+//! where no view reads.
 
 mod detected;
 mod initial_series;
@@ -20,7 +22,8 @@ use pharos_base::id::{ModelVersion, TenantId};
 use super::alias::{AliasCounts, ByAlias, Lines, Naming};
 use super::builtin::Builtin;
 use super::catalog::{
-    Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, TenantSource, Views, WorkerLabel,
+    Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, TenantSource, Views,
+    WorkerLabel,
 };
 use super::channel::Definition;
 use super::family::{Family, Found, Registry};
@@ -36,8 +39,8 @@ pub use super::cell::Cell;
 pub use super::family::Series;
 pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
 
-/// The default limit of series for one metric (see [`Settings`]). Limits the frontend's memory, since workers choose
-/// the label values.
+/// The default limit of series for one metric (see [`Settings`]). Limits the frontend's memory,
+/// since workers choose the label values.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
 /// The limit for a summary and for a histogram with native buckets, whose series need more memory.
 const MAX_LARGE_SERIES_PER_METRIC: usize = 1_000;
@@ -51,14 +54,15 @@ pub struct Settings {
     pub hostname: String,
     /// Whether the first sample of an undefined metric defines it.
     pub auto_detect: bool,
-    /// The limit of series for each metric that is not built in. Samples beyond it go to one series whose label values
-    /// are all [`OTHER`].
+    /// The limit of series for each metric that is not built in. Samples beyond it go to one
+    /// series whose label values are all [`OTHER`].
     pub max_series: usize,
     /// Whether StatsD datagrams are received.
     pub statsd: bool,
     /// Whether metric logs are also written to standard output.
     pub tslog_stdout: bool,
-    /// Whether scrapes omit series without events: counters at 0, and distributions without observations.
+    /// Whether scrapes omit series without events: counters at 0, and distributions without
+    /// observations.
     pub omit_idle: bool,
 }
 
@@ -91,9 +95,11 @@ pub struct Cache {
     transactions: Arc<Transactions>,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
-    /// `None` if tenants are not distinguished. Fixed at the start, since requests refer to it without a lock.
+    /// `None` if tenants are not distinguished. Fixed at the start, since requests refer to it
+    /// without a lock.
     tenants: Option<Tenants>,
-    /// Models that were unloaded since the last visit of the writer of the metric logs. It reads their counters once more.
+    /// Models that were unloaded since the last visit of the writer of the metric logs. It reads
+    /// their counters once more.
     unloaded: Mutex<Vec<Arc<ModelSeries>>>,
 }
 
@@ -129,8 +135,9 @@ impl Cache {
         Arc::clone(&self.registry.read())
     }
 
-    /// Replaces the definition and returns what changes. Keeps the values of metrics that are compatible in both
-    /// definitions, and detected metrics that do not collide with the new definition.
+    /// Replaces the definition and returns what changes. Keeps the values of metrics that are
+    /// compatible in both definitions, and detected metrics that do not collide with the new
+    /// definition.
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
@@ -144,9 +151,11 @@ impl Cache {
     fn replace(&self, catalog: Catalog) -> Difference {
         let mut registry = self.registry.write();
         let detected = registry.catalog().iter().map(|(_, spec)| spec).filter(|spec| spec.detected);
-        let catalog = detected.fold(catalog, |catalog, spec| match catalog.check_collisions(&spec.name, spec.kind) {
-            Ok(()) => catalog.with_metric(spec.clone()),
-            Err(_) => catalog,
+        let catalog = detected.fold(catalog, |catalog, spec| {
+            match catalog.check_collisions(&spec.name, spec.kind) {
+                Ok(()) => catalog.with_metric(spec.clone()),
+                Err(_) => catalog,
+            }
         });
         let difference = Difference::between(registry.catalog(), &catalog);
         *registry = Arc::new(registry.renewed(catalog));
@@ -191,12 +200,18 @@ impl Cache {
         &self.clock
     }
 
-    /// Creates all series of a model version at 0. They replace the series of an earlier load. `tags` are its `metric_tags`.
-    pub fn model_loaded(&self, model: &ModelVersion, tags: &[(String, String)]) -> Arc<ModelSeries> {
+    /// Creates all series of a model version at 0. They replace the series of an earlier load.
+    /// `tags` are its `metric_tags`.
+    pub fn model_loaded(
+        &self,
+        model: &ModelVersion,
+        tags: &[(String, String)],
+    ) -> Arc<ModelSeries> {
         self.model_loaded_with(model, tags, Vec::new())
     }
 
-    /// Like [`Cache::model_loaded`], for a model with its own `buckets` for some histograms, by metric name.
+    /// Like [`Cache::model_loaded`], for a model with its own `buckets` for some histograms, by
+    /// metric name.
     pub fn model_loaded_with(
         &self,
         model: &ModelVersion,
@@ -217,18 +232,27 @@ impl Cache {
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
         let journal = Arc::clone(&self.journal);
-        let series = ModelSeries::new(model, tags, buckets, journal, self.tenants(), Arc::clone(&self.transactions));
+        let series = ModelSeries::new(
+            model,
+            tags,
+            buckets,
+            journal,
+            self.tenants(),
+            Arc::clone(&self.transactions),
+        );
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
         series
     }
 
-    /// Shows the series of a model version in all views. They replace the series of an earlier load, whose later events count in them.
+    /// Shows the series of a model version in all views. They replace the series of an earlier
+    /// load, whose later events count in them.
     pub fn show_model(&self, series: &Arc<ModelSeries>) {
         let replaced = {
             let mut models = self.models.write();
             let replaced = models.insert(series.model().clone(), Arc::clone(series));
-            // Locked, so that no view shows the new series while events still count in the old ones.
+            // Locked, so that no view shows the new series while events still count in the old
+            // ones.
             let replaced = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series));
             replaced.inspect(|replaced| series.replace(replaced))
         };
@@ -236,7 +260,8 @@ impl Cache {
             self.continue_owned(series, &replaced);
             self.depart(&replaced);
         }
-        // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
+        // The definition may have changed since the series were created. Locked, so that it does
+        // not change meanwhile.
         series.define(&self.registry.read(), &self.clock);
         series.set_times(self.times(series));
     }
@@ -274,8 +299,9 @@ impl Cache {
         self.by_alias.naming()
     }
 
-    /// Returns the counts of the requests by this name and version (empty: none given), created on first use; `None`
-    /// unless requests are counted by alias. Call it only for models that exist, so that clients cannot create series.
+    /// Returns the counts of the requests by this name and version (empty: none given), created on
+    /// first use; `None` unless requests are counted by alias. Call it only for models that exist,
+    /// so that clients cannot create series.
     pub fn alias(&self, name: &str, version: &str) -> Option<Arc<AliasCounts>> {
         self.by_alias.of(name, version, |name, version| self.alias_lines(name, version))
     }
@@ -295,8 +321,8 @@ impl Cache {
         self.models.read().values().cloned().collect()
     }
 
-    /// Returns a counter by name and label values, created at 0 on first use. The values are in the order of the
-    /// metric's dimensions, or of [`Builtin::dimensions`] for a built-in metric.
+    /// Returns a counter by name and label values, created at 0 on first use. The values are in the
+    /// order of the metric's dimensions, or of [`Builtin::dimensions`] for a built-in metric.
     ///
     /// # Errors
     /// No such metric exists, it has another type, or the labels are not allowed.
@@ -337,14 +363,20 @@ impl Cache {
     }
 
     /// Returns the series of a metric; `None` if the definition changed meanwhile.
-    fn current_handle(&self, kind: Kind, name: &str, labels: &[&str]) -> Result<Option<Arc<Series>>, SampleError> {
+    fn current_handle(
+        &self,
+        kind: Kind,
+        name: &str,
+        labels: &[&str],
+    ) -> Result<Option<Arc<Series>>, SampleError> {
         let registry = self.registry();
         let Some(family) = registry.family(name) else {
             if registry.catalog().is_disabled(name) {
                 return Err(SampleError::Disabled(name.to_owned()));
             }
             let labels = labels.iter().map(|value| ("_".to_owned(), (*value).to_owned())).collect();
-            let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: String::new(), labels };
+            let definition =
+                Definition { name: name.to_owned(), kind: Some(kind), unit: String::new(), labels };
             return Err(SampleError::Undeclared(Box::new(definition)));
         };
         let spec = &family.spec;
@@ -352,13 +384,18 @@ impl Cache {
             return Err(SampleError::Reserved(name.to_owned()));
         }
         if spec.kind != kind {
-            return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
+            return Err(SampleError::WrongKind {
+                metric: name.to_owned(),
+                expected: spec.kind,
+                given: kind,
+            });
         }
         let schema = LabelSchema::new(&spec.name, &spec.dimensions);
         let values: Option<Vec<String>> = match spec.builtin {
-            Some(builtin) => {
-                schema.reorder(builtin.dimensions(), labels).map(|value| value.map(str::to_owned)).collect()
-            }
+            Some(builtin) => schema
+                .reorder(builtin.dimensions(), labels)
+                .map(|value| value.map(str::to_owned))
+                .collect(),
             None => Some(labels.iter().map(|value| (*value).to_owned()).collect()),
         };
         match values.filter(|_| labels.len() == spec.dimensions.len()) {
@@ -367,8 +404,9 @@ impl Cache {
         }
     }
 
-    /// Returns the series for a sample of a worker or another program, created at 0 on first use. Fills in a missing
-    /// host label. Defines an unknown metric if detection is on, and adds new labels to a detected one.
+    /// Returns the series for a sample of a worker or another program, created at 0 on first use.
+    /// Fills in a missing host label. Defines an unknown metric if detection is on, and adds new
+    /// labels to a detected one.
     ///
     /// # Errors
     /// The metric, its type, or its labels are not allowed.
@@ -380,7 +418,8 @@ impl Cache {
         }
     }
 
-    /// Returns the series for a sample; `None` if the definition changed meanwhile or has been completed for this sample.
+    /// Returns the series for a sample; `None` if the definition changed meanwhile or has been
+    /// completed for this sample.
     fn current_series(&self, definition: &Definition) -> Result<Option<Arc<Series>>, SampleError> {
         let registry = self.registry();
         let Some(family) = registry.family_of(&definition.name, definition.kind) else {
@@ -396,13 +435,18 @@ impl Cache {
                 self.detect(definition)?;
                 return Ok(None);
             }
-            return Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given });
+            return Err(SampleError::WrongKind {
+                metric: spec.name.clone(),
+                expected: spec.kind,
+                given,
+            });
         }
         if spec.detected
             && !spec.described
             && definition.labels.iter().any(|(label, _)| !spec.dimensions.contains(label))
         {
-            let labels: Vec<String> = definition.labels.iter().map(|(label, _)| label.clone()).collect();
+            let labels: Vec<String> =
+                definition.labels.iter().map(|(label, _)| label.clone()).collect();
             self.widen(&spec.name, spec.kind, &labels)?;
             return Ok(None);
         }
@@ -410,20 +454,29 @@ impl Cache {
     }
 
     /// Returns the label values in the order of the metric's dimensions.
-    fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
+    fn values(
+        &self,
+        spec: &MetricSpec,
+        definition: &Definition,
+    ) -> Result<Vec<String>, SampleError> {
         let default = |label: &str| match label {
             _ if spec.described => Some(""),
             label if WorkerLabel::is_host(label) => Some(self.settings.hostname.as_str()),
             _ => spec.detected.then_some(""),
         };
-        let values = LabelSchema::new(&spec.name, &spec.dimensions).align(&definition.labels, default)?;
+        let values =
+            LabelSchema::new(&spec.name, &spec.dimensions).align(&definition.labels, default)?;
         Ok(values.into_iter().map(str::to_owned).collect())
     }
 
-    /// Returns the series of these label values, or the series `other` beyond the limit; `None` if the family has ended. Built-in
-    /// metrics have no limit: their label values are closed lists, models, instances, devices and metrics, and no request can
-    /// add to these.
-    fn bounded(&self, family: &Family, labels: &[String]) -> Result<Option<Arc<Series>>, SampleError> {
+    /// Returns the series of these label values, or the series `other` beyond the limit; `None` if
+    /// the family has ended. Built-in metrics have no limit: their label values are closed lists,
+    /// models, instances, devices and metrics, and no request can add to these.
+    fn bounded(
+        &self,
+        family: &Family,
+        labels: &[String],
+    ) -> Result<Option<Arc<Series>>, SampleError> {
         let unlimited = |labels: &[String]| match family.series(labels, usize::MAX, &self.clock) {
             Found::Series(series) => Some(series),
             Found::Full | Found::Ended => None,
@@ -435,7 +488,9 @@ impl Cache {
         check_lengths(&family.spec.name, labels)?;
         let most = match family.spec.kind {
             Kind::Summary => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
-            _ if family.spec.native.is_some() => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
+            _ if family.spec.native.is_some() => {
+                self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC)
+            }
             _ => self.settings.max_series,
         };
         match family.series(labels, most, &self.clock) {
@@ -452,8 +507,11 @@ impl Cache {
     /// Defines a metric by its first sample: type, unit and labels.
     fn detect(&self, definition: &Definition) -> Result<(), SampleError> {
         let Definition { name, kind, unit, labels } = definition;
-        // What the server's own code in workers records is off if the file leaves it out, as metrics of the frontend are.
-        if self.registry().catalog().is_disabled(name) || RECORDED_BY_WORKER.contains(&name.as_str()) {
+        // What the server's own code in workers records is off if the file leaves it out, as
+        // metrics of the frontend are.
+        if self.registry().catalog().is_disabled(name)
+            || RECORDED_BY_WORKER.contains(&name.as_str())
+        {
             return Err(SampleError::Disabled(name.clone()));
         }
         if unit.len() > MAX_UNIT {
@@ -481,8 +539,8 @@ impl Cache {
         Some((Arc::clone(&family.spec), family.views))
     }
 
-    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
-    /// server's fault.
+    /// Returns the number of answered inference requests, except those without access, and of those
+    /// that failed through the server's fault.
     pub fn inferences(&self) -> (u64, u64) {
         self.requests.inferences()
     }
@@ -498,9 +556,14 @@ impl Cache {
 }
 
 /// Checks the label values of a metric.
-fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>) -> Result<(), SampleError> {
+fn check_lengths<'a>(
+    metric: &str,
+    values: impl IntoIterator<Item = &'a String>,
+) -> Result<(), SampleError> {
     match values.into_iter().find(|value| value.len() > MAX_LABEL_BYTES) {
-        Some(long) => Err(SampleError::LabelTooLong { metric: metric.to_owned(), length: long.len() }),
+        Some(long) => {
+            Err(SampleError::LabelTooLong { metric: metric.to_owned(), length: long.len() })
+        }
         None => Ok(()),
     }
 }
@@ -509,30 +572,31 @@ fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>)
 type Find = fn(&Cache, &str, &[&str]) -> Result<Arc<Series>, SampleError>;
 
 impl Cache {
-    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by` is not negative; 0 creates
-    /// the series. Does nothing if the counter is not defined.
+    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by`
+    /// is not negative; 0 creates the series. Does nothing if the counter is not defined.
     pub fn count(&self, builtin: Builtin, labels: &[&str], by: f64) {
         if let Ok(series) = self.counter(builtin.name(), labels) {
             let _ = series.add_or_update(by);
         }
     }
 
-    /// Sets a series of a built-in gauge, with label values in the order of [`Builtin::dimensions`]. Does nothing if the
-    /// gauge is not defined.
+    /// Sets a series of a built-in gauge, with label values in the order of
+    /// [`Builtin::dimensions`]. Does nothing if the gauge is not defined.
     pub fn set_gauge(&self, builtin: Builtin, labels: &[&str], value: f64) {
         if let Ok(series) = self.gauge(builtin.name(), labels) {
             let _ = series.add_or_update(value);
         }
     }
 
-    /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all
-    /// others. Does nothing if the gauge is not defined.
+    /// Sets all series of a built-in gauge, with label values in the order of
+    /// [`Builtin::dimensions`], and removes all others. Does nothing if the gauge is not defined.
     pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
         self.update_all(builtin, rows, Self::gauge);
     }
 
-    /// Adds to all series of a built-in counter, with label values in the order of [`Builtin::dimensions`], and removes all
-    /// others. Rows of equal labels add up. Does nothing if the counter is not defined.
+    /// Adds to all series of a built-in counter, with label values in the order of
+    /// [`Builtin::dimensions`], and removes all others. Rows of equal labels add up. Does nothing
+    /// if the counter is not defined.
     pub fn count_all(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
         self.update_all(builtin, rows, Self::counter);
     }
@@ -549,11 +613,13 @@ impl Cache {
     }
 }
 
-/// Nanoseconds in a microsecond: metrics named `ts_*_latency_microseconds` show cells in nanoseconds.
+/// Nanoseconds in a microsecond: metrics named `ts_*_latency_microseconds` show cells in
+/// nanoseconds.
 const NS_OF_MICROSECOND: f64 = 1000.0;
 
 impl Cache {
-    /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if they are defined.
+    /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if
+    /// they are defined.
     pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
         [Builtin::QueueTime, Builtin::WorkerThreadTime]
             .map(|builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok())
@@ -571,22 +637,31 @@ impl Cache {
 
     /// Returns the log lines of the latencies of requests by this name and version.
     pub(super) fn alias_lines(&self, name: &str, version: &str) -> Lines {
-        self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
+        self.latency_lines(&[
+            ("model_name", name),
+            ("model_version", version),
+            ("hostname", self.hostname()),
+        ])
     }
 
     fn latency_lines(&self, labels: &[(&str, &str)]) -> Lines {
         let registry = self.registry();
         let line = |builtin: Builtin| {
             let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
-            Some(Arc::new(Line::of_server(&family.spec, labels, self.hostname(), NS_OF_MICROSECOND)))
+            Some(Arc::new(Line::of_server(
+                &family.spec,
+                labels,
+                self.hostname(),
+                NS_OF_MICROSECOND,
+            )))
         };
         Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
     }
 }
 
 impl Cache {
-    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
-    /// version has been loaded again, the new series remain.
+    /// Removes the series of a model version from all views, including those that only its workers
+    /// wrote. If the version has been loaded again, the new series remain.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
         {
             let mut models = self.models.write();
@@ -598,31 +673,41 @@ impl Cache {
         self.release(series.release_owned());
     }
 
-    /// Returns the series for a sample of a worker of this model, as [`Cache::resolve`]. It is removed with the last model whose
-    /// workers write it; the late sample of an unloaded model creates none.
+    /// Returns the series for a sample of a worker of this model, as [`Cache::resolve`]. It is
+    /// removed with the last model whose workers write it; the late sample of an unloaded model
+    /// creates none.
     ///
     /// # Errors
     /// The errors of [`Cache::resolve`], and [`SampleError::Unloaded`].
-    pub(crate) fn resolve_for(&self, model: &ModelSeries, definition: &Definition) -> Result<Arc<Series>, SampleError> {
+    pub(crate) fn resolve_for(
+        &self,
+        model: &ModelSeries,
+        definition: &Definition,
+    ) -> Result<Arc<Series>, SampleError> {
         if model.has_ended() {
-            return self.existing(definition).ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
+            return self
+                .existing(definition)
+                .ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
         }
         let series = self.resolve(definition)?;
         self.own(model, &series);
         Ok(series)
     }
 
-    /// Registers that this model writes a series. Removes the series if the model was unloaded meanwhile and no other writes it.
+    /// Registers that this model writes a series. Removes the series if the model was unloaded
+    /// meanwhile and no other writes it.
     pub(crate) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
         if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
             self.release([Arc::clone(series)]);
         }
     }
 
-    /// Makes the successor an owner of the counters and distributions that the workers of a replaced load wrote, so that they
-    /// continue whether or not its workers have written them already. A gauge ends with the workers that set it.
+    /// Makes the successor an owner of the counters and distributions that the workers of a
+    /// replaced load wrote, so that they continue whether or not its workers have written them
+    /// already. A gauge ends with the workers that set it.
     pub(super) fn continue_owned(&self, series: &ModelSeries, replaced: &ModelSeries) {
-        let continuing = replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);
+        let continuing =
+            replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);
         continuing.for_each(|owned| self.own(series, &owned));
     }
 
@@ -646,7 +731,8 @@ impl Cache {
         let registry = self.registry();
         let family = registry.family_of(&definition.name, definition.kind)?;
         let spec = &family.spec;
-        let is_allowed = spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
+        let is_allowed =
+            spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
         if is_allowed { family.get(&self.values(spec, definition).ok()?) } else { None }
     }
 }
@@ -709,7 +795,8 @@ model_metrics:
     }
 
     fn definition(name: &str, kind: Kind, labels: &[(&str, &str)]) -> Definition {
-        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let labels =
+            labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Definition { name: name.to_owned(), kind: Some(kind), unit: "ms".to_owned(), labels }
     }
 
@@ -720,13 +807,18 @@ model_metrics:
         let level = cache.gauge("Level", &["h"]).unwrap();
         let shown = |name: &str| {
             let text = render(&cache, Format::Text);
-            text.lines().find_map(|line| line.strip_prefix(name)?.split_once("} ")).map(|(_, value)| value.to_owned())
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.split_once("} "))
+                .map(|(_, value)| value.to_owned())
         };
         assert_eq!((shown("QueueTime{"), shown("Level{").as_deref()), (None, Some("0")));
         for value in [f64::NAN, 0.0] {
             waited.add_or_update(value).unwrap();
             level.add_or_update(f64::from_bits(f64::NAN.to_bits() | 1)).unwrap();
-            assert_eq!((shown("QueueTime{"), shown("Level{").as_deref()), (Some(value.to_string()), Some("NaN")));
+            assert_eq!(
+                (shown("QueueTime{"), shown("Level{").as_deref()),
+                (Some(value.to_string()), Some("NaN"))
+            );
         }
     }
 
@@ -752,27 +844,38 @@ model_metrics:
         let cache = cache();
         let queue_time = cache.gauge("QueueTime", &["Host", "h"]).unwrap();
         assert_eq!(queue_time.labels(), ["h", "Host"]);
-        assert!(matches!(cache.counter("nv_inference_count", &["m", "1"]), Err(SampleError::Reserved(_))));
+        assert!(matches!(
+            cache.counter("nv_inference_count", &["m", "1"]),
+            Err(SampleError::Reserved(_))
+        ));
         assert!(matches!(cache.gauge("None", &[]), Err(SampleError::Undeclared(_))));
         assert!(matches!(cache.gauge("Orders", &["a"]), Err(SampleError::WrongKind { .. })));
         for wrong in [&["Host"][..], &["Host", "h", "x"]] {
-            assert!(matches!(cache.gauge("QueueTime", wrong), Err(SampleError::WrongLabels { .. })));
+            assert!(matches!(
+                cache.gauge("QueueTime", wrong),
+                Err(SampleError::WrongLabels { .. })
+            ));
         }
     }
 
     /// A file may list the labels of a built-in metric in any order.
     #[test]
     fn all_series_of_a_counter_are_updated_at_once() {
-        let yaml = "ts_metrics:\n  counter:\n    - {name: pharos_instance_busy_seconds_total, unit: s, \
-                    dimensions: [instance, model, version]}\n";
-        let cache = Arc::new(Cache::new(Catalog::parse(yaml, "m.yaml").unwrap(), Settings::new("h")));
+        let yaml = "ts_metrics:\n  counter:\n    - {name: pharos_instance_busy_seconds_total, \
+                    unit: s, dimensions: [instance, model, version]}\n";
+        let cache =
+            Arc::new(Cache::new(Catalog::parse(yaml, "m.yaml").unwrap(), Settings::new("h")));
         let count = |names: &[&'static str]| {
-            let rows: Vec<(Vec<&str>, f64)> = names.iter().map(|name| (vec!["m", "1", *name], 0.5)).collect();
+            let rows: Vec<(Vec<&str>, f64)> =
+                names.iter().map(|name| (vec!["m", "1", *name], 0.5)).collect();
             cache.count_all(Builtin::InstanceBusy, &rows);
             render(&cache, Format::Text)
         };
         let line = |name: &str, value: f64| {
-            format!("pharos_instance_busy_seconds_total{{instance=\"{name}\",model=\"m\",version=\"1\"}} {value}\n")
+            format!(
+                "pharos_instance_busy_seconds_total{{instance=\"{name}\",model=\"m\",version=\"1\"\
+                 }} {value}\n"
+            )
         };
         assert!(count(&["a", "b", "a"]).ends_with(&(line("a", 1.0) + &line("b", 0.5))));
         let text = count(&["b"]);
@@ -786,18 +889,28 @@ model_metrics:
         assert_eq!(level.labels(), ["host"]);
         let kind = cache.resolve(&definition("Level", Kind::Counter, &[])).unwrap_err();
         assert_eq!(kind.to_string(), "metric `Level` is a gauge, not a counter");
-        let labels = cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")])).unwrap_err();
-        let expected =
-            "metric `Orders` has no dimension `x`, only [shop]; add it to the metric's `dimensions` in metrics.yaml";
+        let labels = cache
+            .resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")]))
+            .unwrap_err();
+        let expected = "metric `Orders` has no dimension `x`, only [shop]; add it to the metric's \
+                        `dimensions` in metrics.yaml";
         assert_eq!(labels.to_string(), expected);
         let labels = cache.resolve(&definition("Orders", Kind::Counter, &[])).unwrap_err();
-        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], but [] were given");
-        let long = definition("Orders", Kind::Counter, &[("shop", &"x".repeat(MAX_LABEL_BYTES + 1))]);
+        assert_eq!(
+            labels.to_string(),
+            "metric `Orders` has the dimensions [shop], but [] were given"
+        );
+        let long =
+            definition("Orders", Kind::Counter, &[("shop", &"x".repeat(MAX_LABEL_BYTES + 1))]);
         assert!(matches!(cache.resolve(&long), Err(SampleError::LabelTooLong { length: 257, .. })));
-        let builtin = cache.resolve(&definition("QueueTime", Kind::Gauge, &[("Level", "a")])).unwrap_err();
+        let builtin =
+            cache.resolve(&definition("QueueTime", Kind::Gauge, &[("Level", "a")])).unwrap_err();
         assert_eq!(builtin.to_string(), "metric `QueueTime` is recorded by the server itself");
-        let unknown = cache.resolve(&definition("New", Kind::Histogram, &[("a", "1"), ("b", "2")])).unwrap_err();
-        let expected = "under model_metrics.histogram: `- {name: New, unit: ms, dimensions: [a, b]}`";
+        let unknown = cache
+            .resolve(&definition("New", Kind::Histogram, &[("a", "1"), ("b", "2")]))
+            .unwrap_err();
+        let expected =
+            "under model_metrics.histogram: `- {name: New, unit: ms, dimensions: [a, b]}`";
         assert!(unknown.to_string().contains(expected), "{unknown}");
     }
 
@@ -831,13 +944,19 @@ model_metrics:
         for at in 0..MAX_DETECTED {
             let _ = cache.resolve(&definition(&format!("n{at}"), Kind::Gauge, &[]));
         }
-        assert!(matches!(cache.resolve(&definition("more", Kind::Gauge, &[])), Err(SampleError::TooManyMetrics(_))));
+        assert!(matches!(
+            cache.resolve(&definition("more", Kind::Gauge, &[])),
+            Err(SampleError::TooManyMetrics(_))
+        ));
     }
 
     #[test]
     fn a_first_sample_does_not_define_a_colliding_metric() {
-        let catalog =
-            Catalog::parse(&format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"), "m.yaml").unwrap();
+        let catalog = Catalog::parse(
+            &format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"),
+            "m.yaml",
+        )
+        .unwrap();
         let cache = Cache::new(catalog, Settings { auto_detect: true, ..Settings::new("host") });
         let refused = |name| cache.resolve(&definition(name, Kind::Gauge, &[])).unwrap_err();
         assert_eq!(refused("Off"), SampleError::Disabled("Off".to_owned()));
@@ -850,19 +969,31 @@ model_metrics:
     #[test]
     fn detected_metrics_survive_a_reload_unless_it_defines_them() {
         let cache = cache_with(|settings| settings.auto_detect = true);
-        for (name, kind) in [("Kept", Kind::Counter), ("Size2_sum", Kind::Gauge), ("Named", Kind::Counter)] {
-            cache.resolve(&definition(name, kind, &[("a", "1")])).unwrap().add_or_update(2.0).unwrap();
+        for (name, kind) in
+            [("Kept", Kind::Counter), ("Size2_sum", Kind::Gauge), ("Named", Kind::Counter)]
+        {
+            cache
+                .resolve(&definition(name, kind, &[("a", "1")]))
+                .unwrap()
+                .add_or_update(2.0)
+                .unwrap();
         }
-        let file = "model_metrics:\n  counter:\n    - {name: Named, unit: c, dimensions: [a]}\n  histogram:\n    - {name: Size2, unit: B}\n";
+        let file = "model_metrics:\n  counter:\n    - {name: Named, unit: c, dimensions: [a]}\n  \
+                    histogram:\n    - {name: Size2, unit: B}\n";
         let difference = cache.reload(Catalog::parse(file, "m.yaml").unwrap());
         assert_eq!(
             (difference.added.join(","), difference.changed.join(",")),
             ("Size2".to_owned(), "Named".to_owned())
         );
         assert!(
-            difference.removed.contains(&"Size2_sum".to_owned()) && difference.removed.contains(&"Orders".to_owned())
+            difference.removed.contains(&"Size2_sum".to_owned())
+                && difference.removed.contains(&"Orders".to_owned())
         );
-        let value = |name| cache.resolve(&definition(name, Kind::Counter, &[("a", "1")])).map(|series| series.value());
+        let value = |name| {
+            cache
+                .resolve(&definition(name, Kind::Counter, &[("a", "1")]))
+                .map(|series| series.value())
+        };
         assert_eq!((value("Kept"), value("Named")), (Ok(2.0), Ok(2.0)));
         assert!(matches!(value("Size2_sum"), Err(SampleError::Collision(_))));
         assert!(!cache.registry().catalog().find("Named").unwrap().1.detected);
@@ -876,7 +1007,10 @@ model_metrics:
         }
         assert_eq!(cache.counter("Orders", &["0"]).unwrap().value(), 1.0);
         assert_eq!(cache.counter("Orders", &[OTHER]).unwrap().value(), 3.0);
-        assert_eq!(cache.counter("pharos_metric_series_overflowed_total", &["Orders"]).unwrap().value(), 3.0);
+        assert_eq!(
+            cache.counter("pharos_metric_series_overflowed_total", &["Orders"]).unwrap().value(),
+            3.0
+        );
     }
 
     #[test]
@@ -885,7 +1019,9 @@ model_metrics:
         let names = ["Orders", "First", "Second", "Third"];
         for (name, at) in names.iter().flat_map(|name| (0..4).map(move |at| (*name, at))) {
             let label = if name == "Orders" { "shop" } else { "a" };
-            let series = cache.resolve(&definition(name, Kind::Counter, &[(label, &at.to_string())])).unwrap();
+            let series = cache
+                .resolve(&definition(name, Kind::Counter, &[(label, &at.to_string())]))
+                .unwrap();
             series.add_or_update(1.0).unwrap();
         }
         for name in names {
@@ -893,7 +1029,9 @@ model_metrics:
             let overflowed = cache.counter(Builtin::SeriesOverflowed.name(), &[name]).unwrap();
             assert_eq!(overflowed.value(), 3.0, "{name}");
         }
-        let worker = |at: u32| cache.gauge("QueueTime", &["Host", &at.to_string()]).unwrap().labels().join(",");
+        let worker = |at: u32| {
+            cache.gauge("QueueTime", &["Host", &at.to_string()]).unwrap().labels().join(",")
+        };
         assert_eq!((worker(0), worker(1)), ("0,Host".to_owned(), "1,Host".to_owned()));
     }
 
@@ -901,26 +1039,39 @@ model_metrics:
     fn series_with_known_labels_exist_from_the_start() {
         let log = "pharos_tslog_lines_skipped_total";
         let counters = "pharos_metric_samples_total pharos_metrics_reloads_total";
-        let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
+        let builtin = |name: &str, label: &str| {
+            format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n")
+        };
         let mut text = format!("mode: both\nts_metrics:\n  counter:\n{}", builtin(log, "file"));
         for (name, label) in counters.split(' ').zip(["source", "result"]) {
             text += &builtin(name, label);
         }
-        text += "model_metrics:\n  counter:\n    - {name: Plain, unit: c}\n    - {name: OfHost, unit: c, dimensions: [HostName]}\n    \
-                 - {name: OfShop, unit: c, dimensions: [shop]}\n  gauge:\n    - {name: Depth, unit: m}\n  histogram:\n    \
-                 - {name: Size, unit: B}\n";
+        text += "model_metrics:\n  counter:\n    - {name: Plain, unit: c}\n    - {name: OfHost, \
+                 unit: c, dimensions: [HostName]}\n    - {name: OfShop, unit: c, dimensions: \
+                 [shop]}\n  gauge:\n    - {name: Depth, unit: m}\n  histogram:\n    - {name: \
+                 Size, unit: B}\n";
         let shown = |cache: &Cache| {
-            let all = cache.registry().families().iter().flat_map(|family| family.all()).collect::<Vec<_>>();
-            all.iter().map(|series| format!("{} {}", series.spec().name, series.labels().join(","))).collect::<Vec<_>>()
+            let all = cache
+                .registry()
+                .families()
+                .iter()
+                .flat_map(|family| family.all())
+                .collect::<Vec<_>>();
+            all.iter()
+                .map(|series| format!("{} {}", series.spec().name, series.labels().join(",")))
+                .collect::<Vec<_>>()
         };
         let settings = Settings { statsd: true, tslog_stdout: true, ..Settings::new("host") };
         let cache = Cache::new(Catalog::parse(&text, "m.yaml").unwrap(), settings);
         let logs = ["model_metrics", "stdout", "ts_metrics"].map(|file| format!("{log} {file}"));
-        let sources = ["ring", "statsd", "stdout"].map(|source| format!("pharos_metric_samples_total {source}"));
-        let reloads = ["failure", "success"].map(|result| format!("pharos_metrics_reloads_total {result}"));
+        let sources = ["ring", "statsd", "stdout"]
+            .map(|source| format!("pharos_metric_samples_total {source}"));
+        let reloads =
+            ["failure", "success"].map(|result| format!("pharos_metrics_reloads_total {result}"));
         let models = ["Plain ", "OfHost host", "Size "].map(str::to_owned);
         assert_eq!(shown(&cache), [&logs[..], &sources, &reloads, &models].concat());
-        // They remain when a model that wrote them is unloaded, and appear with a definition that contains them.
+        // They remain when a model that wrote them is unloaded, and appear with a definition that
+        // contains them.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let plain = cache.counter("Plain", &[]).unwrap();
         model.add_owned(&plain);
@@ -928,11 +1079,16 @@ model_metrics:
         cache.model_unloaded(&model);
         assert_eq!(cache.counter("Plain", &[]).unwrap().value(), 2.0);
         cache.reload(Catalog::parse(&text.replace("Plain", "Other"), "m.yaml").unwrap());
-        assert!(shown(&cache).contains(&"Other ".to_owned()) && !shown(&cache).contains(&"Plain ".to_owned()));
+        assert!(
+            shown(&cache).contains(&"Other ".to_owned())
+                && !shown(&cache).contains(&"Plain ".to_owned())
+        );
 
         // Features that are not in use have no series.
-        let quiet =
-            Cache::new(Catalog::parse(&text.replace("both", "prometheus"), "m.yaml").unwrap(), Settings::new("host"));
+        let quiet = Cache::new(
+            Catalog::parse(&text.replace("both", "prometheus"), "m.yaml").unwrap(),
+            Settings::new("host"),
+        );
         let sources = [&sources[0], &sources[2]].map(Clone::clone);
         assert_eq!(shown(&quiet), [&sources[..], &reloads, &models].concat());
         quiet.reload(Catalog::parse(&text, "m.yaml").unwrap());
@@ -954,13 +1110,18 @@ model_metrics:
         orders.add_or_update(1.0).unwrap();
         let new = cache.counter("Orders", &["a"]).unwrap();
         assert_eq!((new.value(), new.spec().unit.as_str()), (2.0, "Pieces"));
-        assert_eq!(cache.histogram("Size", &[]).unwrap().value(), 0.0, "other buckets, another metric");
+        assert_eq!(
+            cache.histogram("Size", &[]).unwrap().value(),
+            0.0,
+            "other buckets, another metric"
+        );
         assert!(cache.gauge("Level", &["h"]).is_err() && cache.gauge("Depth", &["h"]).is_ok());
     }
 
     #[test]
     fn a_reload_with_another_unit_of_time_starts_again() {
-        let text = |unit: &str| format!("model_metrics:\n  counter: [{{name: Waited, unit: {unit}}}]\n");
+        let text =
+            |unit: &str| format!("model_metrics:\n  counter: [{{name: Waited, unit: {unit}}}]\n");
         let catalog = |unit: &str| Catalog::parse(&text(unit), "m.yaml").unwrap();
         let cache = Cache::new(catalog("Seconds"), Settings::new("h"));
         cache.counter("Waited", &[]).unwrap().add_or_update(3.0).unwrap();

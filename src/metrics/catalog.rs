@@ -53,7 +53,8 @@ const MAX_QUANTILES: usize = 100;
 /// The gauge that the worker's runtime records for models with states, by name.
 pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 
-/// The metrics that the worker's runtime records for every backend. By name, since the worker has no enum of built-in metrics.
+/// The metrics that the worker's runtime records for every backend. By name, since the worker has
+/// no enum of built-in metrics.
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 named_enum! {
@@ -66,7 +67,8 @@ named_enum! {
         Prometheus => "prometheus",
         /// Both of them.
         Both => "both",
-        /// As TorchServe before version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
+        /// As TorchServe before version 0.7: the three `ts_*` counters by scrape, everything else
+        /// as log lines.
         Legacy => "legacy",
     }
     /// Returns the mode's name.
@@ -137,14 +139,16 @@ pub struct MetricSpec {
     pub quantiles: Vec<f64>,
     /// The native buckets of a histogram, besides `buckets`.
     pub native: Option<NativeSpec>,
-    /// The outputs that the metric's `modes` allow; [`Catalog::views`] combines them with the file's mode.
+    /// The outputs that the metric's `modes` allow; [`Catalog::views`] combines them with the
+    /// file's mode.
     pub modes: Views,
     /// Further names under which scrapes show it; metric logs do not.
     pub also_as: Vec<OtherName>,
     /// The built-in metric, if the server itself records it.
     pub builtin: Option<Builtin>,
-    /// Whether the metric was created by a sample or a model instead of the file. Its series may then omit labels (the
-    /// value is empty), and a series with new labels adds them to `dimensions`. It ends with its last series.
+    /// Whether the metric was created by a sample or a model instead of the file. Its series may
+    /// then omit labels (the value is empty), and a series with new labels adds them to
+    /// `dimensions`. It ends with its last series.
     pub detected: bool,
     /// Whether a model described the detected metric, as in Triton.
     pub described: bool,
@@ -153,24 +157,33 @@ pub struct MetricSpec {
 }
 
 impl MetricSpec {
-    /// Returns the names and values of a series' labels. Omits the empty labels of a detected metric: the series does not have them.
-    pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
+    /// Returns the names and values of a series' labels. Omits the empty labels of a detected
+    /// metric: the series does not have them.
+    pub(super) fn labelled<'a>(
+        &'a self,
+        values: &'a [String],
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let pairs =
+            self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
         pairs.filter(|(_, value)| !self.detected || !value.is_empty())
     }
 
-    /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in the definition's order.
+    /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in the
+    /// definition's order.
     pub(super) fn has_sorted_labels(&self) -> bool {
         self.described || self.builtin.is_some_and(Builtin::has_labels_of_triton)
     }
 
-    /// Returns whether it is a gauge whose series is created before it is measured, and shown from then on.
+    /// Returns whether it is a gauge whose series is created before it is measured, and shown from
+    /// then on.
     pub(super) fn begins_without_value(&self) -> bool {
-        let of_worker = self.section == Section::Model && RECORDED_BY_WORKER.contains(&self.name.as_str());
+        let of_worker =
+            self.section == Section::Model && RECORDED_BY_WORKER.contains(&self.name.as_str());
         of_worker || matches!(self.builtin, Some(Builtin::QueueTime | Builtin::WorkerThreadTime))
     }
 
-    /// Returns the unit of its values if it is a unit of time. Times that the server measures have a fixed unit.
+    /// Returns the unit of its values if it is a unit of time. Times that the server measures have
+    /// a fixed unit.
     pub(super) fn time_unit(&self) -> Option<TimeUnit> {
         self.builtin.and_then(Builtin::time_unit).or_else(|| TimeUnit::from_name(&self.unit))
     }
@@ -248,8 +261,8 @@ pub struct Catalog {
 impl Catalog {
     /// Parses the text of a `metrics.yaml`; `file` is its name in errors.
     ///
-    /// A built-in metric that the file omits is switched off. One that it defines must have the type and labels with
-    /// which the code records it.
+    /// A built-in metric that the file omits is switched off. One that it defines must have the
+    /// type and labels with which the code records it.
     ///
     /// # Errors
     /// Returns the first error, with its position.
@@ -274,8 +287,8 @@ impl Catalog {
         Self { specs, disabled, globals, by_name, places, names }
     }
 
-    /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position in the file's
-    /// order. Unknown names change nothing.
+    /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position
+    /// in the file's order. Unknown names change nothing.
     #[must_use]
     pub fn with_enabled(mut self, name: &str, enabled: bool) -> Self {
         let (from, to) = match enabled {
@@ -284,7 +297,8 @@ impl Catalog {
         };
         if let Some(at) = from.iter().position(|spec| spec.name == name) {
             let spec = from.remove(at);
-            let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
+            let place =
+                |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
         Self::new(self.globals, self.specs, self.disabled, self.places)
@@ -297,8 +311,8 @@ impl Catalog {
         self
     }
 
-    /// Returns the catalog with other quantiles (ascending, between 0 and 1) for the summary `name`. Does nothing for
-    /// metrics of other types.
+    /// Returns the catalog with other quantiles (ascending, between 0 and 1) for the summary
+    /// `name`. Does nothing for metrics of other types.
     #[must_use]
     pub fn with_quantiles(mut self, name: &str, quantiles: &[f64]) -> Self {
         let mut all = self.specs.iter_mut().chain(&mut self.disabled);
@@ -323,7 +337,9 @@ impl Catalog {
 
     /// Returns the catalog with this definition in place of the one of the same name and type.
     pub(super) fn with_changed(mut self, spec: MetricSpec) -> Self {
-        if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name && old.kind == spec.kind) {
+        if let Some(changed) =
+            self.specs.iter_mut().find(|old| old.name == spec.name && old.kind == spec.kind)
+        {
             *changed = spec;
         }
         Self::new(self.globals, self.specs, self.disabled, self.places)
@@ -331,10 +347,12 @@ impl Catalog {
 
     /// Returns the catalog of the shipped file.
     pub fn shipped() -> Self {
-        Self::parse(SHIPPED, "metrics.yaml").expect("the shipped metrics.yaml is valid (a test parses it)")
+        Self::parse(SHIPPED, "metrics.yaml")
+            .expect("the shipped metrics.yaml is valid (a test parses it)")
     }
 
-    /// Returns how metrics leave the server; [`Mode::Both`] if neither the file nor an override sets it.
+    /// Returns how metrics leave the server; [`Mode::Both`] if neither the file nor an override
+    /// sets it.
     pub fn mode(&self) -> Mode {
         self.globals.mode.unwrap_or(Mode::Both)
     }
@@ -354,13 +372,15 @@ impl Catalog {
         self.globals.tenants.as_ref()
     }
 
-    /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that
-    /// no code records and whose name is almost the name of a recorded one.
+    /// Warns about definitions that are valid but probably unintended: a file without active
+    /// metrics, or a metric that no code records and whose name is almost the name of a recorded
+    /// one.
     pub fn warnings(&self) -> Vec<String> {
         warnings::of(self)
     }
 
-    /// Returns the outputs that show a metric: those that both the catalog's mode and the metric's `modes` allow.
+    /// Returns the outputs that show a metric: those that both the catalog's mode and the metric's
+    /// `modes` allow.
     pub fn views(&self, spec: &MetricSpec) -> Views {
         let Views { tslog, prometheus } = spec.modes;
         match self.mode() {
@@ -384,7 +404,8 @@ impl Catalog {
         self.disabled.iter().any(|spec| spec.name == name)
     }
 
-    /// Checks that a metric's names in a scrape are free. Returns an error that names the metric it collides with.
+    /// Checks that a metric's names in a scrape are free. Returns an error that names the metric it
+    /// collides with.
     pub(super) fn check_collisions(&self, name: &str, kind: Kind) -> Result<(), String> {
         self.names.check(name, kind)
     }
@@ -437,14 +458,20 @@ mod tests {
     fn the_shipped_file_defines_every_builtin_and_nothing_unrecorded() {
         let catalog = Catalog::shipped();
         let defined: Vec<Builtin> = catalog.iter().filter_map(|(_, spec)| spec.builtin).collect();
-        let disabled: Vec<Builtin> = catalog.disabled().iter().filter_map(|spec| spec.builtin).collect();
+        let disabled: Vec<Builtin> =
+            catalog.disabled().iter().filter_map(|spec| spec.builtin).collect();
         for builtin in Builtin::ALL {
             let known = defined.contains(builtin) || disabled.contains(builtin);
             assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
         for spec in catalog.iter().map(|(_, spec)| spec).chain(catalog.disabled()) {
             let Some(builtin) = spec.builtin else { continue };
-            assert_eq!((spec.kind, &*spec.buckets), (builtin.kind(), builtin.buckets()), "{}", spec.name);
+            assert_eq!(
+                (spec.kind, &*spec.buckets),
+                (builtin.kind(), builtin.buckets()),
+                "{}",
+                spec.name
+            );
             assert_eq!(spec.dimensions, builtin.dimensions(), "{}", spec.name);
             if let Some(unit) = builtin.unit() {
                 assert_eq!(TimeUnit::from_name(&spec.unit), Some(unit), "{}", spec.name);
@@ -462,8 +489,11 @@ mod tests {
 
     #[test]
     fn switching_a_metric_on_keeps_its_position() {
-        let text = "ts_metrics:\n  gauge:\n    - {name: A, unit: m}\n    - {name: B, unit: m, enabled: false}\n    - {name: C, unit: m}\n";
-        let names = |catalog: &Catalog| catalog.iter().map(|(_, spec)| spec.name.clone()).collect::<String>();
+        let text = "ts_metrics:\n  gauge:\n    - {name: A, unit: m}\n    - {name: B, unit: m, \
+                    enabled: false}\n    - {name: C, unit: m}\n";
+        let names = |catalog: &Catalog| {
+            catalog.iter().map(|(_, spec)| spec.name.clone()).collect::<String>()
+        };
         let catalog = Catalog::parse(text, "m.yaml").unwrap().with_enabled("B", true);
         assert_eq!(names(&catalog), "ABC");
         assert_eq!(names(&catalog.with_enabled("A", false).with_enabled("A", true)), "ABC");
@@ -494,16 +524,21 @@ model_metrics:
         assert_eq!((orders.kind, orders.section), (Kind::Counter, Section::Frontend));
         assert_eq!(catalog.get(id), Some(orders));
         let size = catalog.find("Size").unwrap().1;
-        assert_eq!((size.section, size.buckets.as_slice()), (Section::Model, &[1.0, 2.5, 1000.0][..]));
+        assert_eq!(
+            (size.section, size.buckets.as_slice()),
+            (Section::Model, &[1.0, 2.5, 1000.0][..])
+        );
         assert_eq!(catalog.find("Plain").unwrap().1.buckets, SECOND_BUCKETS);
         assert!(catalog.find("other").is_none());
     }
 
     #[test]
     fn modes_and_switches_decide_which_views_show_a_metric() {
-        let text = "mode: both\nts_metrics:\n  counter:\n    - {name: ts_inference_requests_total, unit: Count, \
-                    dimensions: [model_name, model_version, hostname]}\nmodel_metrics:\n  gauge:\n    - {name: A, unit: ms, \
-                    modes: [prometheus]}\n    - {name: B, unit: ms, enabled: false}\n  summary:\n    - {name: C, unit: ms}\n";
+        let text = "mode: both\nts_metrics:\n  counter:\n    - {name: \
+                    ts_inference_requests_total, unit: Count, dimensions: [model_name, \
+                    model_version, hostname]}\nmodel_metrics:\n  gauge:\n    - {name: A, unit: \
+                    ms, modes: [prometheus]}\n    - {name: B, unit: ms, enabled: false}\n  \
+                    summary:\n    - {name: C, unit: ms}\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         let views = |catalog: &Catalog, name: &str| {
             let Views { tslog, prometheus } = catalog.views(catalog.find(name).unwrap().1);
@@ -512,7 +547,8 @@ model_metrics:
         assert_eq!((views(&catalog, "A"), views(&catalog, "C")), ((false, true), (true, true)));
         assert_eq!(catalog.find("C").unwrap().1.quantiles, DEFAULT_QUANTILES);
         assert!(catalog.find("B").is_none() && catalog.disabled()[0].name == "B");
-        let catalog = catalog.with_enabled("B", true).with_enabled("C", false).with_mode(Mode::Legacy);
+        let catalog =
+            catalog.with_enabled("B", true).with_enabled("C", false).with_mode(Mode::Legacy);
         assert!(catalog.find("C").is_none());
         assert_eq!(views(&catalog, "B"), (true, false));
         assert_eq!(views(&catalog, "ts_inference_requests_total"), (false, true));
@@ -521,8 +557,9 @@ model_metrics:
 
     #[test]
     fn parses_torchserves_list_of_dimensions() {
-        let text = "dimensions:\n  - &model_name \"ModelName\"\n  - &level \"Level\"\nmodel_metrics:\n  gauge:\n    - \
-                    name: T\n      unit: ms\n      dimensions: [*model_name, *level]\n";
+        let text = "dimensions:\n  - &model_name \"ModelName\"\n  - &level \
+                    \"Level\"\nmodel_metrics:\n  gauge:\n    - name: T\n      unit: ms\n      \
+                    dimensions: [*model_name, *level]\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
     }
@@ -531,8 +568,14 @@ model_metrics:
     #[test]
     fn torchserves_list_adds_a_host_label_to_model_metrics() {
         let file = |dimensions: &str, labels: &str| {
-            let metric = |name: &str| format!("  gauge:\n    - {{name: {name}, unit: ms, dimensions: [{labels}]}}\n");
-            let text = format!("ts_metrics:\n{}model_metrics:\n{}dimensions: {dimensions}\n", metric("F"), metric("M"));
+            let metric = |name: &str| {
+                format!("  gauge:\n    - {{name: {name}, unit: ms, dimensions: [{labels}]}}\n")
+            };
+            let text = format!(
+                "ts_metrics:\n{}model_metrics:\n{}dimensions: {dimensions}\n",
+                metric("F"),
+                metric("M")
+            );
             let catalog = Catalog::parse(&text, "m.yaml").unwrap();
             ["F", "M"].map(|name| catalog.find(name).unwrap().1.dimensions.join(","))
         };
@@ -548,8 +591,9 @@ model_metrics:
     #[test]
     fn warns_about_probably_unintended_definitions() {
         let warnings = |text: &str| Catalog::parse(text, "m.yaml").unwrap().warnings();
-        let one =
-            |section: &str, name: &str| warnings(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
+        let one = |section: &str, name: &str| {
+            warnings(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"))
+        };
         let [empty] = &warnings("mode: both\n")[..] else { panic!("one") };
         assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
         let off = warnings("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
@@ -557,7 +601,9 @@ model_metrics:
         let warning = "the server does not record `Request2XX`; did you mean `Requests2XX`?";
         assert_eq!(one("ts_metrics", "Request2XX"), [warning]);
         assert_eq!(one("model_metrics", "PredictonTime").len(), 1);
-        for (section, name) in [("ts_metrics", "Orders"), ("ts_metrics", "Queue"), ("model_metrics", "Request2XX")] {
+        for (section, name) in
+            [("ts_metrics", "Orders"), ("ts_metrics", "Queue"), ("model_metrics", "Request2XX")]
+        {
             assert_eq!(one(section, name), [""; 0], "{name}");
         }
         assert_eq!(one("model_metrics", "HandlerMethodTime"), [""; 0]);
@@ -570,11 +616,16 @@ model_metrics:
         let file = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{{entry}}}\n");
         check(
             &file("name: HandlerTime, unit: ms, dimensions: [ModelName, Foo]"),
-            "m.yaml:3:61: model_metrics.gauge[0].dimensions[1]: the label `Foo` is not allowed on `HandlerTime`, because \
-             workers have no value for it; allowed are `ModelName`, `model_name`, `model`, `ModelVersion`, ",
+            "m.yaml:3:61: model_metrics.gauge[0].dimensions[1]: the label `Foo` is not allowed on \
+             `HandlerTime`, because workers have no value for it; allowed are `ModelName`, \
+             `model_name`, `model`, `ModelVersion`, ",
         );
         let later = "dimensions: [Foo], name: PredictionTime, unit: ms";
-        check(&file(later), "m.yaml:3:7: model_metrics.gauge[0]: the label `Foo` is not allowed on `PredictionTime`");
+        check(
+            &file(later),
+            "m.yaml:3:7: model_metrics.gauge[0]: the label `Foo` is not allowed on \
+             `PredictionTime`",
+        );
         let designed = "name: HandlerTime, unit: ms, dimensions: [model, version, host]";
         assert!(Catalog::parse(&file(designed), "m.yaml").is_ok());
         assert!(Catalog::parse(&file("name: Mine, unit: ms, dimensions: [Foo]"), "m.yaml").is_ok());
@@ -582,16 +633,21 @@ model_metrics:
 
     #[test]
     fn the_error_of_an_unknown_anchor_lists_the_known_ones() {
-        let text = "dimensions:\n  - &level \"Level\"\n  - &host Hostname\nmodel_metrics:\n  gauge:\n    - name: a\n      \
-                    unit: s\n      dimensions: [*level, *nope]\n";
-        assert_eq!(error(text), "m.yaml:8:28: unknown anchor `nope`; anchors defined before it: `level`, `host`");
+        let text = "dimensions:\n  - &level \"Level\"\n  - &host Hostname\nmodel_metrics:\n  \
+                    gauge:\n    - name: a\n      unit: s\n      dimensions: [*level, *nope]\n";
+        assert_eq!(
+            error(text),
+            "m.yaml:8:28: unknown anchor `nope`; anchors defined before it: `level`, `host`"
+        );
     }
 
     #[test]
     fn the_default_help_is_that_of_the_shipped_file() {
-        let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}\n    - {name: \
-                    MemoryUsed, unit: M, dimensions: [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
-                    HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - {name: PredictionTime, unit: s}\n";
+        let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, \
+                    dimensions: [Level, Hostname]}\n    - {name: MemoryUsed, unit: M, dimensions: \
+                    [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
+                    HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - \
+                    {name: PredictionTime, unit: s}\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         let shipped = Catalog::shipped();
         let help = |catalog: &Catalog, name: &str| catalog.find(name).unwrap().1.help.clone();
@@ -623,10 +679,14 @@ model_metrics:
     fn errors_give_the_position_the_name_and_the_allowed_values() {
         check(
             "mod: tslog\n",
-            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `slos`, `tenants`, `ts_metrics`, `model_metrics`",
+            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `slos`, `tenants`, \
+             `ts_metrics`, `model_metrics`",
         );
         check("mode: all\n", "m.yaml:1:7: ");
-        check("mode: all\n", "unknown mode `all`; allowed are `tslog`, `prometheus`, `both`, `log`, `legacy`");
+        check(
+            "mode: all\n",
+            "unknown mode `all`; allowed are `tslog`, `prometheus`, `both`, `log`, `legacy`",
+        );
         check("ts_metrics:\n  counters: []\n", "m.yaml:2:3: ");
         check(
             "ts_metrics:\n  counters: []\n",
@@ -636,8 +696,8 @@ model_metrics:
         check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:27: ");
         check(
             &one("{name: a, unit: ms, colour: red}"),
-            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `native`, `modes`, \
-             `also_as`, `enabled`",
+            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, \
+             `quantiles`, `native`, `modes`, `also_as`, `enabled`",
         );
         check(&one("{name: , unit: ms}"), "a metric's name is empty");
         check(&one("{name: 2xx, unit: ms}"), "`2xx` is not a valid metric name");
@@ -649,18 +709,36 @@ model_metrics:
         check(&one("{name: a, unit: ms, dimensions: [b-c]}"), "`b-c` is not a valid label name");
         check(&one("{name: a, unit: ms, dimensions: [__b]}"), "`__b` is not a valid label name");
         check(&one("{name: a, unit: ms, dimensions: [b, b]}"), "label `b` is given twice");
-        check(&one("{name: a, unit: ms, buckets: [1]}"), "metric `a` is a counter: only a histogram has buckets");
+        check(
+            &one("{name: a, unit: ms, buckets: [1]}"),
+            "metric `a` is a counter: only a histogram has buckets",
+        );
         check(&one("a"), "m.yaml:3:7: ");
-        check("model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [2, 1]}\n", "m.yaml:3:39: ");
+        check(
+            "model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [2, 1]}\n",
+            "m.yaml:3:39: ",
+        );
         check(
             "model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [.inf]}\n",
             "a bucket must be a finite number",
         );
-        check("model_metrics:\n  histogram:\n    - {name: a, unit: s, dimensions: [le]}\n", "label `le` is reserved");
-        check(&one("{name: a, unit: ms, quantiles: [0.5]}"), "metric `a` is a counter: only a summary has quantiles");
-        check("model_metrics:\n  summary:\n    - {name: a, unit: s, quantiles: [1.5]}\n", "between 0 and 1");
+        check(
+            "model_metrics:\n  histogram:\n    - {name: a, unit: s, dimensions: [le]}\n",
+            "label `le` is reserved",
+        );
+        check(
+            &one("{name: a, unit: ms, quantiles: [0.5]}"),
+            "metric `a` is a counter: only a summary has quantiles",
+        );
+        check(
+            "model_metrics:\n  summary:\n    - {name: a, unit: s, quantiles: [1.5]}\n",
+            "between 0 and 1",
+        );
         check(&one("{name: a, unit: ms, modes: [graphite]}"), "unknown mode `graphite`");
-        check(&one("{name: a, unit: ms, modes: []}"), "switch the metric off with `enabled: false`");
+        check(
+            &one("{name: a, unit: ms, modes: []}"),
+            "switch the metric off with `enabled: false`",
+        );
         check(&one("{name: a, unit: ms, enabled: maybe}"), "allowed are `true`, `false`");
         check("dimensions:\n  - 'x y'\n", "m.yaml:2:5: ");
         check("dimensions:\n  a: 'x y'\n", "m.yaml:2:6: ");
@@ -670,7 +748,8 @@ model_metrics:
 
     #[test]
     fn numbers_may_have_more_than_64_bits() {
-        let text = "model_metrics:\n  histogram:\n    - {name: a, unit: B, buckets: [-99999999999999999999, 99999999999999999999]}\n";
+        let text = "model_metrics:\n  histogram:\n    - {name: a, unit: B, buckets: \
+                    [-99999999999999999999, 99999999999999999999]}\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         assert_eq!(catalog.find("a").unwrap().1.buckets, [-1e20, 1e20]);
         let wrong = "mode: 99999999999999999999\n";
@@ -682,19 +761,27 @@ model_metrics:
         check("# only a comment\n", "m.yaml:2:1: found nothing where a mapping with mode");
         check("---\nmode: both\n---\nmode: both\n", "m.yaml:1:1: ");
         check(&format!("# {}\n", "x".repeat(MAX_BYTES)), "the file has more than 1048576 bytes");
-        check(&format!("mode: both\nx: {}", "[".repeat(400_000)), "m.yaml:2:1004: lists and mappings are nested");
+        check(
+            &format!("mode: both\nx: {}", "[".repeat(400_000)),
+            "m.yaml:2:1004: lists and mappings are nested",
+        );
         let deep = format!("x: {}1{}\n", "[".repeat(900), "]".repeat(900));
         check(&deep, "unknown key `x`");
         check(&format!("dimensions: {deep}").replace("x: ", ""), "expected");
         check(&format!("{}a", "- ".repeat(300_000)), "m.yaml:");
-        let metric = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{name: a, unit: {entry}}}\n");
+        let metric =
+            |entry: &str| format!("model_metrics:\n  gauge:\n    - {{name: a, unit: {entry}}}\n");
         check(
-            &metric(&format!("s, dimensions: [{}]", (0..65).map(|n| format!("l{n},")).collect::<String>())),
+            &metric(&format!(
+                "s, dimensions: [{}]",
+                (0..65).map(|n| format!("l{n},")).collect::<String>()
+            )),
             "64 labels",
         );
         check(
             &metric("'a|b'"),
-            "m.yaml:3:23: model_metrics.gauge[0].unit: `a|b` is not a valid unit; allowed are up to 64",
+            "m.yaml:3:23: model_metrics.gauge[0].unit: `a|b` is not a valid unit; allowed are up \
+             to 64",
         );
         check(&metric(&"s".repeat(65)), "is not a valid unit");
         check(
@@ -703,10 +790,12 @@ model_metrics:
         );
     }
 
-    /// Each level refers to the one before ten times ("billion laughs"). Also: a long list that many metrics refer to.
+    /// Each level refers to the one before ten times ("billion laughs"). Also: a long list that
+    /// many metrics refer to.
     #[test]
     fn aliases_do_not_multiply_memory_or_time() {
-        let levels = (1..10).map(|at| format!("  l{at}: &l{at} [{}]\n", format!("*l{}, ", at - 1).repeat(10)));
+        let levels = (1..10)
+            .map(|at| format!("  l{at}: &l{at} [{}]\n", format!("*l{}, ", at - 1).repeat(10)));
         let laughs: String = ["  l0: &l0 [lol]\n".to_owned()].into_iter().chain(levels).collect();
         check(
             &format!("dimensions:\n{laughs}"),
@@ -717,8 +806,9 @@ model_metrics:
         let key = format!("dimensions:\n  ? [{}]\n  : x\n", "a, ".repeat(9));
         check(&key, "found a list where an alias is expected");
         let labels: Vec<String> = (0..60).map(|at| format!("l{at}")).collect();
-        let metrics: String =
-            (0..9_000).map(|at| format!("    - {{name: m{at}, unit: s, dimensions: *d}}\n")).collect();
+        let metrics: String = (0..9_000)
+            .map(|at| format!("    - {{name: m{at}, unit: s, dimensions: *d}}\n"))
+            .collect();
         let first = format!("    - {{name: a, unit: s, dimensions: &d [{}]}}\n", labels.join(", "));
         let many = format!("model_metrics:\n  gauge:\n{first}{metrics}");
         assert_eq!(Catalog::parse(&many, "m.yaml").unwrap().len(), 9_001);
@@ -732,13 +822,16 @@ model_metrics:
             let (kind, name) = first;
             let (other_kind, other) = second;
             format!(
-                "ts_metrics:\n  {kind}: [{{name: {name}, unit: s}}]\nmodel_metrics:\n  {other_kind}: [{{name: {other}, unit: s}}]\n"
+                "ts_metrics:\n  {kind}: [{{name: {name}, unit: s}}]\nmodel_metrics:\n  \
+                 {other_kind}: [{{name: {other}, unit: s}}]\n"
             )
         };
         for suffix in ["sum", "count", "bucket", "created"] {
             let name = format!("x_{suffix}");
-            let expected =
-                format!("metric `{name}` collides with the histogram `x`: both would appear in a scrape as `{name}`");
+            let expected = format!(
+                "metric `{name}` collides with the histogram `x`: both would appear in a scrape \
+                 as `{name}`"
+            );
             check(&two(("histogram", "x"), ("counter", &name)), &expected);
             check(&two(("gauge", &name), ("histogram", "x")), "metric `x` collides with the gauge");
         }
@@ -754,77 +847,108 @@ model_metrics:
 
     #[test]
     fn parses_further_names() {
-        let text = "ts_metrics:\n  histogram:\n    - name: pharos_ensemble_step_duration_seconds\n      unit: Seconds\n      \
-                    dimensions: [model, version, step, member]\n      also_as: [steps, {name: \
-                    pharos_ensemble_step_duration_us, unit: us}]\nmodel_metrics:\n  gauge:\n    - {also_as: b, name: a, unit: m}\n";
+        let text = "ts_metrics:\n  histogram:\n    - name: \
+                    pharos_ensemble_step_duration_seconds\n      unit: Seconds\n      dimensions: \
+                    [model, version, step, member]\n      also_as: [steps, {name: \
+                    pharos_ensemble_step_duration_us, unit: us}]\nmodel_metrics:\n  gauge:\n    - \
+                    {also_as: b, name: a, unit: m}\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         let names = |name: &str| {
             let names = &catalog.find(name).unwrap().1.also_as;
-            names.iter().map(|other| (other.name.clone(), other.unit.clone(), other.digits)).collect::<Vec<_>>()
+            names
+                .iter()
+                .map(|other| (other.name.clone(), other.unit.clone(), other.digits))
+                .collect::<Vec<_>>()
         };
         assert_eq!(names("a"), [("b".to_owned(), None, 0)]);
         let old = ("pharos_ensemble_step_duration_us".to_owned(), Some("us".to_owned()), 6);
-        assert_eq!(names("pharos_ensemble_step_duration_seconds"), [("steps".to_owned(), None, 0), old]);
+        assert_eq!(
+            names("pharos_ensemble_step_duration_seconds"),
+            [("steps".to_owned(), None, 0), old]
+        );
         // The name of a metric that a sample creates must be free as well.
         assert!(catalog.check_collisions("steps_sum", Kind::Gauge).is_err());
     }
 
     #[test]
     fn errors_of_further_names_say_what_collides() {
-        let metric =
-            |entry: &str| format!("model_metrics:\n  histogram:\n    - {{name: a, unit: ms, also_as: {entry}}}\n");
+        let metric = |entry: &str| {
+            format!("model_metrics:\n  histogram:\n    - {{name: a, unit: ms, also_as: {entry}}}\n")
+        };
         let and = |entry: &str, kind: &str, other: &str| {
             format!("{}  {kind}:\n    - {{name: {other}, unit: Count}}\n", metric(entry))
         };
         check(
             &and("b", "gauge", "b"),
-            "m.yaml:5:14: model_metrics.gauge[0].name: metric `b` collides with the name `b` in `also_as` of a histogram: \
-             both would appear in a scrape as `b`",
+            "m.yaml:5:14: model_metrics.gauge[0].name: metric `b` collides with the name `b` in \
+             `also_as` of a histogram: both would appear in a scrape as `b`",
         );
         check(
             &and("b", "counter", "b_count"),
-            "metric `b_count` collides with the name `b` in `also_as` of a histogram: both would appear in a scrape as \
-             `b_count`",
+            "metric `b_count` collides with the name `b` in `also_as` of a histogram: both would \
+             appear in a scrape as `b_count`",
         );
-        let after = metric("g").replace("  histogram", "  gauge:\n    - {name: g, unit: s}\n  histogram");
+        let after =
+            metric("g").replace("  histogram", "  gauge:\n    - {name: g, unit: s}\n  histogram");
         check(
             &after,
-            "m.yaml:5:36: model_metrics.histogram[0].also_as: the name `g` in `also_as` collides with the gauge `g`: both \
-             would appear in a scrape as `g`",
+            "m.yaml:5:36: model_metrics.histogram[0].also_as: the name `g` in `also_as` collides \
+             with the gauge `g`: both would appear in a scrape as `g`",
         );
         check(&metric("a"), "the name `a` in `also_as` collides with the histogram `a`");
         check(&metric("[b, b]"), "the name `b` in `also_as` is given twice");
-        check(&metric("nv_inference_count"), "is reserved for the built-in metric `nv_inference_count`");
+        check(
+            &metric("nv_inference_count"),
+            "is reserved for the built-in metric `nv_inference_count`",
+        );
         check(&metric("__b"), "`__b` begins with `__`, which is reserved");
         check(&metric("'2 b'"), "`2 b` is not a valid metric name");
         check(&metric("{unit: ms}"), "an entry of `also_as` has no name");
         check(&metric("{name: b, help: x}"), "unknown key `help`; allowed are `name`, `unit`");
-        check(&metric("{name: b, unit: Pieces}"), "`Pieces` is not a unit of time; allowed are `Nanoseconds`, ");
+        check(
+            &metric("{name: b, unit: Pieces}"),
+            "`Pieces` is not a unit of time; allowed are `Nanoseconds`, ",
+        );
         check(&metric("[a1, a2, a3, a4, a5, a6, a7, a8, a9]"), "at most 8 names in `also_as`");
-        check(&metric("[[b]]"), "found a list where a metric's name or a mapping with name and unit is expected");
+        check(
+            &metric("[[b]]"),
+            "found a list where a metric's name or a mapping with name and unit is expected",
+        );
         check(
             &metric("{name: b, unit: s}").replace("unit: ms", "unit: Count"),
-            "`also_as` gives `b` a unit of time, but the unit of `a` is `Count`; omit the unit there",
+            "`also_as` gives `b` a unit of time, but the unit of `a` is `Count`; omit the unit \
+             there",
         );
-        let old = "ts_metrics:\n  histogram:\n    - {name: nv_inference_queue_duration_histogram_us, unit: us}\n";
+        let old = "ts_metrics:\n  histogram:\n    - {name: \
+                   nv_inference_queue_duration_histogram_us, unit: us}\n";
         check(
             old,
-            "m.yaml:3:14: ts_metrics.histogram[0].name: `nv_inference_queue_duration_histogram_us` is now named \
-             `pharos_queue_duration_seconds`, with unit and buckets in `Seconds`; its `also_as` can give it the old name as \
-             well",
+            "m.yaml:3:14: ts_metrics.histogram[0].name: \
+             `nv_inference_queue_duration_histogram_us` is now named \
+             `pharos_queue_duration_seconds`, with unit and buckets in `Seconds`; its `also_as` \
+             can give it the old name as well",
         );
         // Names of samples that a setting, or objectives, can add to the scrape.
-        check(&metric("pharos_batch_size_sum"), "is reserved for the built-in metric `pharos_batch_size`");
+        check(
+            &metric("pharos_batch_size_sum"),
+            "is reserved for the built-in metric `pharos_batch_size`",
+        );
         let requests = metric("pharos_slo_requests").replace("histogram", "gauge");
         check(&requests, "is reserved for the built-in metric `pharos_slo_requests_total`");
-        check(&metric("{name: {name: b, unit: s}}"), "found a mapping where a metric's name is expected");
+        check(
+            &metric("{name: {name: b, unit: s}}"),
+            "found a mapping where a metric's name is expected",
+        );
     }
 
     /// Values and buckets of these metrics are in the unit of the code, whatever the file says.
     #[test]
     fn the_unit_of_measured_times_is_fixed() {
         let metric = |kind: &str, name: &str, unit: &str| {
-            format!("ts_metrics:\n  {kind}:\n    - {{name: {name}, unit: {unit}, dimensions: [model, version]}}\n")
+            format!(
+                "ts_metrics:\n  {kind}:\n    - {{name: {name}, unit: {unit}, dimensions: [model, \
+                 version]}}\n"
+            )
         };
         for (kind, name, unit, fixed) in [
             ("histogram", "pharos_queue_duration_seconds", "Microseconds", "Seconds"),
@@ -848,17 +972,26 @@ model_metrics:
             &gauge("pharos_a, unit: s"),
             "no built-in metric is named `pharos_a`, and names that begin with `pharos_`",
         );
-        let counter = |name: &str| format!("ts_metrics:\n  counter:\n    - {{name: {name}, unit: Count}}\n");
+        let counter =
+            |name: &str| format!("ts_metrics:\n  counter:\n    - {{name: {name}, unit: Count}}\n");
         check(
             &counter("nv_inference_request_sucess"),
-            "m.yaml:3:14: ts_metrics.counter[0].name: no built-in metric is named `nv_inference_request_sucess`, and names \
-             in ts_metrics that begin with `nv_` are reserved for built-in metrics; the closest name is \
-             `nv_inference_request_success`",
+            "m.yaml:3:14: ts_metrics.counter[0].name: no built-in metric is named \
+             `nv_inference_request_sucess`, and names in ts_metrics that begin with `nv_` are \
+             reserved for built-in metrics; the closest name is `nv_inference_request_success`",
         );
-        check(&counter("ts_inference_request_total"), "the closest name is `ts_inference_requests_total`");
+        check(
+            &counter("ts_inference_request_total"),
+            "the closest name is `ts_inference_requests_total`",
+        );
         check(&counter("pharos_batch_total"), "the closest name is `pharos_batches_total`");
-        assert!(Catalog::parse(&gauge("ts_handler_preprocess, unit: Milliseconds"), "m.yaml").is_ok());
-        check(&gauge("cpuutilization, unit: s"), "differs only in case from the built-in metric `CPUUtilization`");
+        assert!(
+            Catalog::parse(&gauge("ts_handler_preprocess, unit: Milliseconds"), "m.yaml").is_ok()
+        );
+        check(
+            &gauge("cpuutilization, unit: s"),
+            "differs only in case from the built-in metric `CPUUtilization`",
+        );
         check(
             &gauge("a, unit: s, dimensions: [Hostname, hostname]"),
             "labels `Hostname` and `hostname` differ only in case",
@@ -876,30 +1009,47 @@ model_metrics:
         let catalog = Catalog::parse(text, "metrics.yaml").unwrap();
         assert_eq!((catalog.len(), catalog.mode()), (21, Mode::Both));
         assert_eq!(catalog.iter().filter(|(_, spec)| spec.builtin.is_some()).count(), 19);
-        assert_eq!(catalog.find("WorkerLoadTime").unwrap().1.dimensions, ["WorkerName", "Level", "Hostname"]);
-        assert_eq!(catalog.find("HandlerTime").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
+        assert_eq!(
+            catalog.find("WorkerLoadTime").unwrap().1.dimensions,
+            ["WorkerName", "Level", "Hostname"]
+        );
+        assert_eq!(
+            catalog.find("HandlerTime").unwrap().1.dimensions,
+            ["ModelName", "Level", "Hostname"]
+        );
     }
 
     #[test]
     fn names_are_unique_over_sections_and_types() {
-        let text = "ts_metrics:\n  counter:\n    - {name: a, unit: s}\nmodel_metrics:\n  gauge:\n    - name: a\n      unit: s\n";
-        assert_eq!(error(text), "m.yaml:6:13: model_metrics.gauge[0].name: metric `a` is defined twice");
+        let text = "ts_metrics:\n  counter:\n    - {name: a, unit: s}\nmodel_metrics:\n  gauge:\n    - \
+             name: a\n      unit: s\n";
+        assert_eq!(
+            error(text),
+            "m.yaml:6:13: model_metrics.gauge[0].name: metric `a` is defined twice"
+        );
     }
 
     #[test]
     fn a_builtin_keeps_its_section_type_and_labels() {
-        check("ts_metrics:\n  gauge:\n    - {name: nv_inference_count, unit: c}\n", "m.yaml:3:14: ");
-        check("ts_metrics:\n  gauge:\n    - {name: nv_inference_count, unit: c}\n", "must be a counter in ts_metrics");
+        check(
+            "ts_metrics:\n  gauge:\n    - {name: nv_inference_count, unit: c}\n",
+            "m.yaml:3:14: ",
+        );
+        check(
+            "ts_metrics:\n  gauge:\n    - {name: nv_inference_count, unit: c}\n",
+            "must be a counter in ts_metrics",
+        );
         check(
             "model_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c}\n",
             "must be a counter in ts_metrics",
         );
         check(
-            "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [model]}\n",
+            "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: \
+             [model]}\n",
             "the dimensions of the built-in metric `nv_inference_count` must be [model, version]",
         );
-        let other_order =
-            "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [version, model]}\n";
+        let other_order = "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, \
+                           dimensions: [version, model]}\n";
         assert!(Catalog::parse(other_order, "m.yaml").is_ok());
     }
 

@@ -62,14 +62,22 @@ impl Histogram {
 }
 
 impl Cell {
-    pub(super) fn new(spec: &MetricSpec, clock: &Arc<CoarseClock>, transactions: Arc<Transactions>) -> Self {
+    pub(super) fn new(
+        spec: &MetricSpec,
+        clock: &Arc<CoarseClock>,
+        transactions: Arc<Transactions>,
+    ) -> Self {
         let value = match spec.kind {
             Kind::Counter => CellValue::Counter(AtomicU64::new(0)),
-            Kind::Gauge if spec.begins_without_value() => CellValue::Gauge(AtomicU64::new(NO_VALUE)),
+            Kind::Gauge if spec.begins_without_value() => {
+                CellValue::Gauge(AtomicU64::new(NO_VALUE))
+            }
             Kind::Gauge => CellValue::Gauge(AtomicU64::new(0)),
             Kind::Histogram => CellValue::Histogram(Histogram {
                 bounds: spec.buckets.clone(),
-                buckets: std::iter::repeat_with(AtomicU64::default).take(spec.buckets.len() + 1).collect(),
+                buckets: std::iter::repeat_with(AtomicU64::default)
+                    .take(spec.buckets.len() + 1)
+                    .collect(),
                 sum: AtomicU64::new(0),
                 negative: AtomicBool::new(false),
                 native: spec.native.map(|spec| Box::new(Native::new(spec))),
@@ -82,12 +90,14 @@ impl Cell {
     /// Records one sample: a counter's increment, a gauge's new value, an observation.
     ///
     /// # Errors
-    /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for an observation of NaN.
+    /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for
+    /// an observation of NaN.
     pub fn add_or_update(self: &Arc<Self>, value: f64) -> Result<(), SampleError> {
         match &self.value {
             CellValue::Counter(_) if !(value.is_finite() && value >= 0.0) => {
                 return Err(SampleError::BadValue(format!(
-                    "invalid increment {value} of a counter: expected a finite number of at least 0"
+                    "invalid increment {value} of a counter: expected a finite number of at least \
+                     0"
                 )));
             }
             // Alone, a counter needs no transaction: it is one number.
@@ -98,7 +108,9 @@ impl Cell {
                 bits.store(value.to_bits(), Ordering::Relaxed);
             }
             CellValue::Histogram(_) | CellValue::Summary(_) if value.is_nan() => {
-                return Err(SampleError::BadValue("invalid observation NaN of a histogram or summary".to_owned()));
+                return Err(SampleError::BadValue(
+                    "invalid observation NaN of a histogram or summary".to_owned(),
+                ));
             }
             CellValue::Histogram(_) | CellValue::Summary(_) => {
                 self.transactions.apply(self, move |cell| cell.add(value, 1));
@@ -107,7 +119,8 @@ impl Cell {
         Ok(())
     }
 
-    /// Records an observation that was made `times` times (at least 1). Sets a gauge to the value; fails for a counter.
+    /// Records an observation that was made `times` times (at least 1). Sets a gauge to the value;
+    /// fails for a counter.
     ///
     /// # Errors
     /// Returns the errors of [`Cell::add_or_update`].
@@ -117,7 +130,9 @@ impl Cell {
                 self.transactions.apply(self, move |cell| cell.add(value, times));
             }
             CellValue::Counter(_) => {
-                return Err(SampleError::BadValue("a counter does not accept observations".to_owned()));
+                return Err(SampleError::BadValue(
+                    "a counter does not accept observations".to_owned(),
+                ));
             }
             _ => return self.add_or_update(value),
         }
@@ -145,7 +160,11 @@ impl Cell {
                 Reading::Number(Number::Float(f64::from_bits(bits.load(Ordering::Relaxed))))
             }
             CellValue::Histogram(histogram) => {
-                let native = histogram.native.as_ref().filter(|_| details.native).map(|native| native.read());
+                let native = histogram
+                    .native
+                    .as_ref()
+                    .filter(|_| details.native)
+                    .map(|native| native.read());
                 let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
                 let counts = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
                 let sum = f64::from_bits(histogram.sum.load(Ordering::Relaxed));

@@ -1,4 +1,5 @@
-//! The channel of a worker's metric samples to the frontend: a ring in shared memory with one producer and one consumer.
+//! The channel of a worker's metric samples to the frontend: a ring in shared memory with one
+//! producer and one consumer.
 //!
 //! # Layout, version 3
 //! The memory is 64-bit words in the machine's byte order, all accessed as atomics:
@@ -13,10 +14,12 @@
 //! | 24 | producer | samples dropped because the ring stayed full |
 //! | 32.. | producer | data; word number n of the stream lies at n modulo capacity |
 //!
-//! Head, tail and the counter each have a cache line. The stream is a sequence of records. A record's first word holds, from the
-//! lowest bit: kind (8 bits), padding (8 bits), length of the record in words (16 bits), series number (32 bits). A record of a
-//! series holds its whole definition, so the two sides may have read different versions of `metrics.yaml`. A text in a record
-//! fills whole words, the lowest byte of a word first; padding is the number of unused bytes in the last word (0 to 7).
+//! Head, tail and the counter each have a cache line. The stream is a sequence of records. A
+//! record's first word holds, from the lowest bit: kind (8 bits), padding (8 bits), length of the
+//! record in words (16 bits), series number (32 bits). A record of a series holds its whole
+//! definition, so the two sides may have read different versions of `metrics.yaml`. A text in a
+//! record fills whole words, the lowest byte of a word first; padding is the number of unused bytes
+//! in the last word (0 to 7).
 //!
 //! | kind | words after the first | meaning |
 //! |---|---|---|
@@ -25,9 +28,10 @@
 //! | 3 | type, number of buckets, their upper bounds (bits of f64s), text | the model itself describes a metric, before its first series; the text is the name, the description and the labels' names, in the form of kind 1; the series number is 0 |
 //!
 //! # Guarantees
-//! A record is committed by one release store of the head, after all of its words. Uncommitted words of a killed producer
-//! are not read; committed records remain, because the mapping outlives the process. The consumer trusts nothing: it copies
-//! each record once into private memory and checks the copy. An invalid record ends the channel ([`Corrupt`]).
+//! A record is committed by one release store of the head, after all of its words. Uncommitted
+//! words of a killed producer are not read; committed records remain, because the mapping outlives
+//! the process. The consumer trusts nothing: it copies each record once into private memory and
+//! checks the copy. An invalid record ends the channel ([`Corrupt`]).
 
 mod reader;
 mod writer;
@@ -66,7 +70,8 @@ const KIND_METRIC: u8 = 3;
 pub struct Definition {
     /// The metric's name.
     pub name: String,
-    /// Its type; `None` if the sender does not know it (lines of text). The type of the defined metric then applies.
+    /// Its type; `None` if the sender does not know it (lines of text). The type of the defined
+    /// metric then applies.
     pub kind: Option<Kind>,
     /// Its unit.
     pub unit: String,
@@ -92,14 +97,16 @@ pub struct Described {
 /// The types, indexed by their number in a record.
 const KINDS: [Kind; 4] = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
 
-/// Creates a ring for at least `bytes` of records (at least 16 KiB, rounded up to a power of two) and its reader.
+/// Creates a ring for at least `bytes` of records (at least 16 KiB, rounded up to a power of two)
+/// and its reader.
 ///
 /// The descriptor is for the worker, which opens it with [`Writer::open`].
 ///
 /// # Errors
 /// The kernel refuses the memory, or `bytes` overflows an address.
 pub fn create(bytes: usize) -> io::Result<(OwnedFd, Reader)> {
-    let words = bytes.div_ceil(size_of::<u64>()).max(2 * MAX_RECORD_WORDS).checked_next_power_of_two();
+    let words =
+        bytes.div_ceil(size_of::<u64>()).max(2 * MAX_RECORD_WORDS).checked_next_power_of_two();
     let len = words.and_then(|words| words.checked_add(DATA)?.checked_mul(size_of::<u64>()));
     let (Some(words), Some(len)) = (words, len) else {
         return Err(io::Error::new(
@@ -136,7 +143,9 @@ impl Ring {
         let capacity = word(CAPACITY).and_then(|words| usize::try_from(words).ok()).unwrap_or(0);
         let room = memory.words().len().saturating_sub(DATA);
         if !capacity.is_power_of_two() || capacity < MAX_RECORD_WORDS || capacity > room {
-            return bad(format!("a capacity of {capacity} words does not fit a mapping with room for {room}"));
+            return bad(format!(
+                "a capacity of {capacity} words does not fit a mapping with room for {room}"
+            ));
         }
         Ok(Self { memory, capacity })
     }

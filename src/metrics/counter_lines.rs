@@ -1,5 +1,5 @@
-//! Log lines of the server's own counters: their growth since the last line. Counters of requests grow by 1 for each,
-//! so each request can have a line.
+//! Log lines of the server's own counters: their growth since the last line. Counters of requests
+//! grow by 1 for each, so each request can have a line.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,11 +41,18 @@ impl Counters {
         Self::default()
     }
 
-    /// Calls `write` with the growth of each counter that has grown. If it returns false, the growth is written at the
-    /// next call. Counters of requests get one line for each request, for up to `singles` lines.
+    /// Calls `write` with the growth of each counter that has grown. If it returns false, the
+    /// growth is written at the next call. Counters of requests get one line for each request, for
+    /// up to `singles` lines.
     ///
-    /// Omits counters whose values have fractions: `metrics::record` pushes each of their samples to the journal.
-    pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
+    /// Omits counters whose values have fractions: `metrics::record` pushes each of their samples
+    /// to the journal.
+    pub fn collect(
+        &mut self,
+        cache: &Cache,
+        singles: u64,
+        mut write: impl FnMut(&Text, f64) -> bool,
+    ) {
         let skip_past = self.renew(cache);
         for series in cache.models().into_iter().chain(cache.take_unloaded()) {
             self.models.entry(Arc::as_ptr(&series).addr()).or_insert_with(|| (series, Rows::new()));
@@ -62,11 +69,18 @@ impl Counters {
             let from_now = skip_past.contains(builtin);
             let counter = Counter { builtin: *builtin, spec, from_now };
             let rows = self.server.entry(*builtin).or_default();
-            readings.of_server(source, &mut |labels, reading| grow(rows, counter, labels, reading, &mut lines));
+            readings.of_server(source, &mut |labels, reading| {
+                grow(rows, counter, labels, reading, &mut lines)
+            });
             for model in readings.models() {
-                let Some((_, rows)) = self.models.get_mut(&Arc::as_ptr(&model.series).addr()) else { continue };
+                let Some((_, rows)) = self.models.get_mut(&Arc::as_ptr(&model.series).addr())
+                else {
+                    continue;
+                };
                 let rows = rows.entry(*builtin).or_default();
-                let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, labels, reading, &mut lines);
+                let mut visit = |labels: &[(&str, &str)], reading| {
+                    grow(rows, counter, labels, reading, &mut lines)
+                };
                 readings.of_model(model, spec, source, &mut visit);
             }
         }
@@ -74,8 +88,8 @@ impl Counters {
         self.models.retain(|at, _| !all_written || !last.contains(at));
     }
 
-    /// Follows a new definition. Returns the counters that it adds to the logs: they are written from their present
-    /// values, not from 0.
+    /// Follows a new definition. Returns the counters that it adds to the logs: they are written
+    /// from their present values, not from 0.
     fn renew(&mut self, cache: &Cache) -> Vec<Builtin> {
         let generation = cache.generation();
         if self.generation == Some(generation) {
@@ -83,18 +97,26 @@ impl Counters {
         }
         let first = self.generation.replace(generation).is_none();
         let families = cache.registry();
+        let wanted = families
+            .families()
+            .iter()
+            .filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
         let wanted =
-            families.families().iter().filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
-        let wanted = wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
-        let wanted: Vec<_> =
-            wanted.filter(|(builtin, _)| !builtin.is_family() && !builtin.logs_each_sample()).collect();
+            wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
+        let wanted: Vec<_> = wanted
+            .filter(|(builtin, _)| !builtin.is_family() && !builtin.logs_each_sample())
+            .collect();
         let old = std::mem::replace(&mut self.wanted, wanted);
         let kept = |builtin: Builtin| old.iter().any(|(other, _)| *other == builtin);
         for rows in self.models.values_mut().map(|(_, rows)| rows).chain([&mut self.server]) {
             rows.retain(|builtin, _| kept(*builtin));
             rows.values_mut().flat_map(HashMap::values_mut).for_each(|row| row.text = None);
         }
-        self.wanted.iter().map(|(builtin, _)| *builtin).filter(|builtin| !first && !kept(*builtin)).collect()
+        self.wanted
+            .iter()
+            .map(|(builtin, _)| *builtin)
+            .filter(|builtin| !first && !kept(*builtin))
+            .collect()
     }
 }
 
@@ -109,7 +131,8 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Writes the growth of a counter, in one line or in single lines. Returns how much was written.
+    /// Writes the growth of a counter, in one line or in single lines. Returns how much was
+    /// written.
     fn write(&mut self, text: &Text, grown: u64, one_by_one: bool) -> u64 {
         let written = if one_by_one && grown <= self.singles {
             self.singles -= grown;

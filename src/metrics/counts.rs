@@ -1,5 +1,6 @@
-//! The counts of one model, or of the requests by one alias. Each is stored once, as a count or in nanoseconds.
-//! Recording code uses the fields; the table of built-in metrics refers to them by [`ModelCount`].
+//! The counts of one model, or of the requests by one alias. Each is stored once, as a count or in
+//! nanoseconds. Recording code uses the fields; the table of built-in metrics refers to them by
+//! [`ModelCount`].
 
 use super::atomic::Count;
 

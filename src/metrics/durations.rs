@@ -42,7 +42,8 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Creates the buckets of a metric in this unit; `own` are the model's upper bounds, by metric name.
+    /// Creates the buckets of a metric in this unit; `own` are the model's upper bounds, by metric
+    /// name.
     pub(super) fn new(own: &[(String, Vec<f64>)], spec: &MetricSpec, unit: TimeUnit) -> Self {
         let bounds = own_or_defined(own, spec);
         Self {
@@ -65,7 +66,11 @@ impl Buckets {
             counts: self.counts.clone(),
             sum_ns: self.sum_ns.clone(),
             native: self.native.as_ref().filter(|_| details.native).cloned(),
-            exemplars: Mutex::new(if details.exemplars { self.exemplars().clone() } else { BTreeMap::new() }),
+            exemplars: Mutex::new(if details.exemplars {
+                self.exemplars().clone()
+            } else {
+                BTreeMap::new()
+            }),
         }
     }
 
@@ -117,8 +122,8 @@ impl Quantiles {
     }
 }
 
-/// The distributions of one model. Each is created when a definition first enables its metric, with the buckets or
-/// quantiles of that definition; later definitions do not change them.
+/// The distributions of one model. Each is created when a definition first enables its metric, with
+/// the buckets or quantiles of that definition; later definitions do not change them.
 #[derive(Debug, Default)]
 pub(super) struct Durations {
     histograms: [OnceLock<Buckets>; Stage::ALL.len()],
@@ -142,8 +147,14 @@ impl Durations {
         }
     }
 
-    /// Creates the distributions that are defined and missing. `buckets` are the model's own, by metric name.
-    pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
+    /// Creates the distributions that are defined and missing. `buckets` are the model's own, by
+    /// metric name.
+    pub(super) fn define(
+        &self,
+        registry: &Registry,
+        clock: &Arc<CoarseClock>,
+        buckets: &[(String, Vec<f64>)],
+    ) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
             if let Some((spec, unit)) = definition(registry, ModelValue::Durations(stage)) {
                 slot.get_or_init(|| Buckets::new(buckets, &spec, unit));
@@ -151,22 +162,33 @@ impl Durations {
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
             if let Some((spec, unit)) = definition(registry, ModelValue::Quantiles(stage)) {
-                slot.get_or_init(|| Quantiles { unit, summary: Summary::new(&spec.quantiles, clock) });
+                slot.get_or_init(|| Quantiles {
+                    unit,
+                    summary: Summary::new(&spec.quantiles, clock),
+                });
             }
         }
     }
 
     /// Creates the distributions of the response cache.
     pub(super) fn define_cache(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
-        for (lookup, slot) in [(Lookup::Hit, &self.cache_hits), (Lookup::Miss, &self.cache_misses)] {
+        for (lookup, slot) in [(Lookup::Hit, &self.cache_hits), (Lookup::Miss, &self.cache_misses)]
+        {
             if let Some((spec, unit)) = definition(registry, ModelValue::CacheQuantiles(lookup)) {
-                slot.get_or_init(|| Quantiles { unit, summary: Summary::new(&spec.quantiles, clock) });
+                slot.get_or_init(|| Quantiles {
+                    unit,
+                    summary: Summary::new(&spec.quantiles, clock),
+                });
             }
         }
     }
 
     /// Creates the distribution of the time to the first response.
-    pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
+    pub(super) fn define_first_response(
+        &self,
+        registry: &Registry,
+        buckets: &[(String, Vec<f64>)],
+    ) {
         if let Some((spec, unit)) = definition(registry, ModelValue::FirstResponse) {
             self.first_response.get_or_init(|| Buckets::new(buckets, &spec, unit));
         }
@@ -251,15 +273,19 @@ impl Durations {
     }
 }
 
-/// Returns the definition of the metric that shows these durations or numbers of models, and its unit. Numbers without a unit of
-/// time keep their value, as nanoseconds do.
-pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
+/// Returns the definition of the metric that shows these durations or numbers of models, and its
+/// unit. Numbers without a unit of time keep their value, as nanoseconds do.
+pub(super) fn definition(
+    registry: &Registry,
+    value: ModelValue,
+) -> Option<(Arc<MetricSpec>, TimeUnit)> {
     let builtin = Builtin::showing(value)?;
     let family = registry.family(builtin.name())?;
     Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }
 
-/// Returns the buckets of a histogram: the model's own if it has some, else the buckets of the definition.
+/// Returns the buckets of a histogram: the model's own if it has some, else the buckets of the
+/// definition.
 pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }
@@ -274,13 +300,14 @@ mod tests {
     fn no_duration_is_below_a_negative_bound() {
         let name = Builtin::showing(ModelValue::Durations(Stage::Request)).unwrap().name();
         let text = format!(
-            "ts_metrics:\n  histogram:\n    - {{name: {name}, unit: Seconds, dimensions: [model, version], buckets: [-2, \
-             -1, 0, 0.5]}}\n"
+            "ts_metrics:\n  histogram:\n    - {{name: {name}, unit: Seconds, dimensions: [model, \
+             version], buckets: [-2, -1, 0, 0.5]}}\n"
         );
         let catalog = Catalog::parse(&text, "m.yaml").unwrap();
         let buckets = Buckets::new(&[], catalog.find(name).unwrap().1, TimeUnit::Seconds);
         [0, 1, 500_000_000, 500_000_001].into_iter().for_each(|ns| buckets.observe(ns));
-        let counts: Vec<u64> = buckets.read(Details::default()).buckets.iter().map(|(_, count)| *count).collect();
+        let counts: Vec<u64> =
+            buckets.read(Details::default()).buckets.iter().map(|(_, count)| *count).collect();
         assert_eq!(counts, [0, 0, 1, 2, 1]);
     }
 }

@@ -1,14 +1,16 @@
-//! The view for Prometheus scrapes: text format 0.0.4, OpenMetrics 1.0 and Prometheus' protobuf format for scrapers that
-//! accept them.
+//! The view for Prometheus scrapes: text format 0.0.4, OpenMetrics 1.0 and Prometheus' protobuf
+//! format for scrapers that accept them.
 //!
-//! Families are in the order of `metrics.yaml`, without those that have no series; further names (`also_as`) follow the
-//! family's own. Series are ordered by model, version and label values. Labels are in the order of the definition, then
-//! a model's namespace and tags, then `le` or `quantile`; the labels of Triton's metrics and of metrics that models describe are in
+//! Families are in the order of `metrics.yaml`, without those that have no series; further names
+//! (`also_as`) follow the family's own. Series are ordered by model, version and label values.
+//! Labels are in the order of the definition, then a model's namespace and tags, then `le` or
+//! `quantile`; the labels of Triton's metrics and of metrics that models describe are in
 //! alphabetical order before `le` or `quantile`, as in Triton.
 //!
-//! `samples` writes the classic format and all distributions; `prometheus-client` encodes the counters and gauges of
-//! OpenMetrics. It appends `_total` to every counter, which Triton's names must not have. OpenMetrics requires counters to
-//! end in `_total`, so the others are declared `unknown` there.
+//! `samples` writes the classic format and all distributions; `prometheus-client` encodes the
+//! counters and gauges of OpenMetrics. It appends `_total` to every counter, which Triton's names
+//! must not have. OpenMetrics requires counters to end in `_total`, so the others are declared
+//! `unknown` there.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, GaugeValueEncoder, LabelSetEncoder,
-    MetricEncoder, NoLabelSet,
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, GaugeValueEncoder,
+    LabelSetEncoder, MetricEncoder, NoLabelSet,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
@@ -45,9 +47,10 @@ impl Format {
     }
 }
 
-/// Appended when the mode shows no metrics in scrapes. A comment, which the text format allows anywhere.
-const LOGS_ONLY: &str = "# metrics mode is tslog (log): metrics go to the logs; mode both or prometheus (metrics_mode in \
-     config.properties) shows them here\n";
+/// Appended when the mode shows no metrics in scrapes. A comment, which the text format allows
+/// anywhere.
+const LOGS_ONLY: &str = "# metrics mode is tslog (log): metrics go to the logs; mode both or \
+                         prometheus (metrics_mode in config.properties) shows them here\n";
 
 /// Encodes the families and samples of these names.
 pub fn encode(cache: &Arc<Cache>, encoding: Encoding, names: &Names) -> Vec<u8> {
@@ -77,7 +80,8 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
             continue;
         }
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Run { view: Arc::clone(&view), families: run.to_vec() }));
+        registry
+            .register_collector(Box::new(Run { view: Arc::clone(&view), families: run.to_vec() }));
         // Writing into a String cannot fail, and neither do these encodings.
         let _ = encode_registry(&mut text, &registry);
     }
@@ -157,7 +161,9 @@ impl View {
             (Kind::Counter, Some(stem)) => (stem, MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
             // Distributions do not come here.
-            (Kind::Counter | Kind::Histogram | Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
+            (Kind::Counter | Kind::Histogram | Kind::Summary, _) => {
+                (spec.name.as_str(), MetricType::Unknown)
+            }
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
     }
@@ -181,27 +187,31 @@ impl View {
         if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
     }
 
-    /// Returns the name of an OpenMetrics counter's family: the name of its sample without `_total`.
+    /// Returns the name of an OpenMetrics counter's family: the name of its sample without
+    /// `_total`.
     fn total_stem<'s>(&self, spec: &'s MetricSpec) -> Option<&'s str> {
         let counter = self.format == Format::OpenMetrics && spec.kind == Kind::Counter;
         spec.name.strip_suffix("_total").filter(|stem| counter && !stem.is_empty())
     }
 }
 
-/// Escapes a help text. A backslash or a line feed would break the line; OpenMetrics also escapes quotes.
+/// Escapes a help text. A backslash or a line feed would break the line; OpenMetrics also escapes
+/// quotes.
 fn escape_help(help: &str, format: Format) -> String {
     let escaped = help.replace('\\', "\\\\").replace('\n', "\\n");
     if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
 }
 
-/// Labels of one series: the labels of the definition in its order, then a model's namespace and tags by name. The labels of
-/// Triton's metrics, and of a metric that models describe, are in alphabetical order, as in Triton. Values are not escaped yet.
+/// Labels of one series: the labels of the definition in its order, then a model's namespace and
+/// tags by name. The labels of Triton's metrics, and of a metric that models describe, are in
+/// alphabetical order, as in Triton. Values are not escaped yet.
 struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
     fn new(spec: &MetricSpec, labels: &[(&'a str, &'a str)]) -> Self {
         let ordered = if spec.has_sorted_labels() { &[][..] } else { &spec.dimensions };
-        let place = |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
+        let place =
+            |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
         let mut labels = labels.to_vec();
         labels.sort_unstable_by_key(|(name, _)| (place(name), *name));
         Self(labels)
@@ -218,10 +228,13 @@ impl EncodeLabelSet for Labels<'_> {
 }
 
 impl Number {
-    /// Converts a float without a fraction to an integer, which is written without a decimal point, if the conversion is exact.
+    /// Converts a float without a fraction to an integer, which is written without a decimal point,
+    /// if the conversion is exact.
     fn whole(self) -> Self {
         match self {
-            Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => Self::Signed(value as i64),
+            Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => {
+                Self::Signed(value as i64)
+            }
             other => other,
         }
     }
@@ -238,7 +251,10 @@ impl EncodeGaugeValue for Number {
 }
 
 impl EncodeCounterValue for Number {
-    fn encode(&self, encoder: &mut prometheus_client::encoding::CounterValueEncoder<'_>) -> fmt::Result {
+    fn encode(
+        &self,
+        encoder: &mut prometheus_client::encoding::CounterValueEncoder<'_>,
+    ) -> fmt::Result {
         match self.whole() {
             Self::Whole(value) => EncodeCounterValue::encode(&value, encoder),
             // Counters are never negative, neither the server's nor sums of increments.

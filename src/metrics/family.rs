@@ -15,7 +15,8 @@ use super::sample_error::SampleError;
 use super::summary::CoarseClock;
 use super::transaction::Transactions;
 
-/// One series: a metric with label values, and its value. Keep the handle if you record many samples.
+/// One series: a metric with label values, and its value. Keep the handle if you record many
+/// samples.
 #[derive(Debug)]
 pub struct Series {
     spec: Arc<MetricSpec>,
@@ -44,8 +45,8 @@ impl Series {
         self.add_or_update_for(value, "")
     }
 
-    /// Records one sample that was caused by a request or a batch. Metric logs show the request ids, joined with
-    /// [`push_request_id`](super::tslog::push_request_id).
+    /// Records one sample that was caused by a request or a batch. Metric logs show the request
+    /// ids, joined with [`push_request_id`](super::tslog::push_request_id).
     ///
     /// # Errors
     /// Returns the errors of [`Cell::add_or_update`].
@@ -74,8 +75,8 @@ impl Series {
         Ok(())
     }
 
-    /// Records one sample like [`Series::add_or_update`], without a log line. For values that are measured more often
-    /// than they are logged.
+    /// Records one sample like [`Series::add_or_update`], without a log line. For values that are
+    /// measured more often than they are logged.
     ///
     /// # Errors
     /// Returns the errors of [`Cell::add_or_update`].
@@ -83,7 +84,8 @@ impl Series {
         self.cell.add_or_update(value)
     }
 
-    /// Returns the current value of a counter or gauge, or the number of observations of the other types.
+    /// Returns the current value of a counter or gauge, or the number of observations of the other
+    /// types.
     pub fn value(&self) -> f64 {
         match self.cell.read(Details::default()) {
             Reading::Number(value) => value.as_f64(),
@@ -98,7 +100,8 @@ impl Series {
 struct Members {
     /// By label values, in the order in which views show them.
     by_labels: BTreeMap<Box<[String]>, Arc<Series>>,
-    /// Whether another family has taken over the series, or the metric is removed. No series is created any more.
+    /// Whether another family has taken over the series, or the metric is removed. No series is
+    /// created any more.
     has_ended: bool,
 }
 
@@ -134,7 +137,12 @@ impl Family {
         self.views
     }
 
-    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>, transactions: &Arc<Transactions>) -> Self {
+    fn new(
+        catalog: &Catalog,
+        spec: &MetricSpec,
+        journal: &Arc<Journal>,
+        transactions: &Arc<Transactions>,
+    ) -> Self {
         Self {
             spec: Arc::new(spec.clone()),
             views: catalog.views(spec),
@@ -146,18 +154,32 @@ impl Family {
 
     fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
         let logged = self.views.tslog && !self.spec.builtin.is_some_and(Builtin::is_unlogged);
-        let log = logged
-            .then(|| (Arc::clone(&self.journal), Arc::new(Line::new(&self.spec, labels, self.journal.hostname()))));
+        let log = logged.then(|| {
+            (
+                Arc::clone(&self.journal),
+                Arc::new(Line::new(&self.spec, labels, self.journal.hostname())),
+            )
+        });
         Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell, log })
     }
 
-    /// Creates the family of the same metric under a new definition. Keeps the series if the definitions are compatible.
+    /// Creates the family of the same metric under a new definition. Keeps the series if the
+    /// definitions are compatible.
     fn renewed(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
         let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         let old = &self.spec;
-        let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
-            == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
-        // Sums of values in two units of time would be of no unit. Another name of other units changes no value.
+        let same =
+            (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
+                == (
+                    spec.kind,
+                    &spec.dimensions,
+                    &spec.buckets,
+                    &spec.quantiles,
+                    spec.builtin,
+                    spec.section,
+                );
+        // Sums of values in two units of time would be of no unit. Another name of other units
+        // changes no value.
         let times = old.time_unit().zip(spec.time_unit());
         if same && old.native == spec.native && times.is_none_or(|(old, new)| old == new) {
             new.take_over(self);
@@ -204,7 +226,8 @@ impl Family {
         self.members.read().by_labels.get(labels).cloned()
     }
 
-    /// Returns the series of these label values and creates it if it is new, unless that would exceed `most` series.
+    /// Returns the series of these label values and creates it if it is new, unless that would
+    /// exceed `most` series.
     pub(super) fn series(&self, labels: &[String], most: usize, clock: &Arc<CoarseClock>) -> Found {
         if let Some(series) = self.get(labels) {
             return Found::Series(series);
@@ -217,7 +240,10 @@ impl Family {
             return Found::Full;
         }
         Found::Series(Arc::clone(members.by_labels.entry(labels.into()).or_insert_with(|| {
-            self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))))
+            self.member(
+                labels,
+                Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))),
+            )
         })))
     }
 
@@ -226,15 +252,19 @@ impl Family {
         self.members.write().by_labels.retain(|_, series| !gone(series));
     }
 
-    /// Removes a series, which may be a handle from before labels were added. Returns `false` if the family has ended: it must be
-    /// looked up again.
+    /// Removes a series, which may be a handle from before labels were added. Returns `false` if
+    /// the family has ended: it must be looked up again.
     pub(super) fn remove_one(&self, series: &Series) -> bool {
         let labels = self.labels_of(&series.spec, &series.labels);
         let mut members = self.members.write();
         if members.has_ended {
             return false;
         }
-        if members.by_labels.get(&labels).is_some_and(|member| Arc::ptr_eq(&member.cell, &series.cell)) {
+        if members
+            .by_labels
+            .get(&labels)
+            .is_some_and(|member| Arc::ptr_eq(&member.cell, &series.cell))
+        {
             members.by_labels.remove(&labels);
         }
         true
@@ -243,10 +273,14 @@ impl Family {
     /// Returns the values of a series from before labels were added: empty for the new labels.
     fn labels_of(&self, earlier: &MetricSpec, values: &[String]) -> Box<[String]> {
         let schema = LabelSchema::new(&self.spec.name, &self.spec.dimensions);
-        schema.reorder(&earlier.dimensions, values).map(|value| value.unwrap_or_default().to_owned()).collect()
+        schema
+            .reorder(&earlier.dimensions, values)
+            .map(|value| value.unwrap_or_default().to_owned())
+            .collect()
     }
 
-    /// Creates the family of the same metric with further labels. The existing series have no values for them.
+    /// Creates the family of the same metric with further labels. The existing series have no
+    /// values for them.
     fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
         let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         new.take_over(self);
@@ -260,22 +294,33 @@ pub struct Registry {
     catalog: Catalog,
     /// Indexed by metric id.
     families: Vec<Arc<Family>>,
-    /// Detected metrics with the name of another detected metric and a different type. Only metric logs show them: a scrape
-    /// has one type for each name, and lines have none.
+    /// Detected metrics with the name of another detected metric and a different type. Only metric
+    /// logs show them: a scrape has one type for each name, and lines have none.
     namesakes: Vec<Arc<Family>>,
     journal: Arc<Journal>,
     transactions: Arc<Transactions>,
 }
 
 impl Registry {
-    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
-        let families =
-            catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal, &transactions))).collect();
+    pub(super) fn new(
+        catalog: Catalog,
+        journal: Arc<Journal>,
+        transactions: Arc<Transactions>,
+    ) -> Self {
+        let families = catalog
+            .iter()
+            .map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal, &transactions)))
+            .collect();
         Self { catalog, families, namesakes: Vec::new(), journal, transactions }
     }
 
     /// Creates a registry with other families.
-    fn changed(&self, catalog: Catalog, families: Vec<Arc<Family>>, namesakes: Vec<Arc<Family>>) -> Self {
+    fn changed(
+        &self,
+        catalog: Catalog,
+        families: Vec<Arc<Family>>,
+        namesakes: Vec<Arc<Family>>,
+    ) -> Self {
         Self {
             catalog,
             families,
@@ -285,8 +330,8 @@ impl Registry {
         }
     }
 
-    /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both. Namesakes end: their
-    /// next samples create them again.
+    /// Creates the families of a new definition. Keeps the series of metrics that are compatible in
+    /// both. Namesakes end: their next samples create them again.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let families: Vec<_> = catalog
             .iter()
@@ -310,28 +355,31 @@ impl Registry {
         self.changed(catalog, families, self.namesakes.clone())
     }
 
-    /// Creates a registry with an additional family, of a metric whose name is in this one with another type.
+    /// Creates a registry with an additional family, of a metric whose name is in this one with
+    /// another type.
     pub(super) fn with_namesake(&self, spec: &MetricSpec) -> Self {
         let new = Arc::new(Family::new(&self.catalog, spec, &self.journal, &self.transactions));
         let namesakes = self.namesakes.iter().cloned().chain([new]).collect();
         self.changed(self.catalog.clone(), self.families.clone(), namesakes)
     }
 
-    /// Creates a registry without this detected metric; `None` if it has series. A metric of the same name and a different type
-    /// takes its place.
+    /// Creates a registry without this detected metric; `None` if it has series. A metric of the
+    /// same name and a different type takes its place.
     pub(super) fn without_detected(&self, name: &str, kind: Kind) -> Option<Self> {
         let is_it = |family: &Arc<Family>| family.spec.name == name && family.spec.kind == kind;
         let mut namesakes = self.namesakes.clone();
         if let Some(at) = namesakes.iter().position(is_it) {
             let ended = namesakes.remove(at).end_if_empty();
-            return ended.then(|| self.changed(self.catalog.clone(), self.families.clone(), namesakes));
+            return ended
+                .then(|| self.changed(self.catalog.clone(), self.families.clone(), namesakes));
         }
         let found = self.families.iter().find(|family| is_it(family) && family.spec.detected)?;
         if !found.end_if_empty() {
             return None;
         }
         let mut catalog = self.catalog.clone().without(name);
-        let mut families: Vec<_> = self.families.iter().filter(|family| !is_it(family)).cloned().collect();
+        let mut families: Vec<_> =
+            self.families.iter().filter(|family| !is_it(family)).cloned().collect();
         if let Some(at) = namesakes.iter().position(|family| family.spec.name == name) {
             let successor = namesakes.remove(at);
             catalog = catalog.with_metric(MetricSpec::clone(&successor.spec));
@@ -340,13 +388,15 @@ impl Registry {
         Some(self.changed(catalog, families, namesakes))
     }
 
-    /// Creates a registry in which the family of this metric has the labels of `spec`, which has further ones.
+    /// Creates a registry in which the family of this metric has the labels of `spec`, which has
+    /// further ones.
     pub(super) fn with_labels(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_changed(spec.clone());
-        let family = |old: &Arc<Family>| match old.spec.name == spec.name && old.spec.kind == spec.kind {
-            true => Arc::new(old.widened(&catalog, &spec)),
-            false => Arc::clone(old),
-        };
+        let family =
+            |old: &Arc<Family>| match old.spec.name == spec.name && old.spec.kind == spec.kind {
+                true => Arc::new(old.widened(&catalog, &spec)),
+                false => Arc::clone(old),
+            };
         let families = self.families.iter().map(family).collect();
         let namesakes = self.namesakes.iter().map(family).collect();
         self.changed(catalog, families, namesakes)
@@ -371,9 +421,11 @@ impl Registry {
     pub(super) fn family_of(&self, name: &str, kind: Option<Kind>) -> Option<&Arc<Family>> {
         let of_name = self.family(name);
         match kind {
-            Some(kind) if of_name.is_some_and(|family| family.spec.kind != kind) => {
-                self.namesakes.iter().find(|family| family.spec.name == name && family.spec.kind == kind).or(of_name)
-            }
+            Some(kind) if of_name.is_some_and(|family| family.spec.kind != kind) => self
+                .namesakes
+                .iter()
+                .find(|family| family.spec.name == name && family.spec.kind == kind)
+                .or(of_name),
             _ => of_name,
         }
     }

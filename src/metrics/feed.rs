@@ -16,7 +16,8 @@ pub struct Feed {
     reader: Reader,
     /// By series number.
     series: Vec<DefinedSeries>,
-    /// The metrics that the model has described. A definition ends with its last series, and the model describes a metric once.
+    /// The metrics that the model has described. A definition ends with its last series, and the
+    /// model describes a metric once.
     described: Vec<Described>,
     /// The cache's generation in which the series were looked up.
     generation: u64,
@@ -45,7 +46,12 @@ enum Destination {
 }
 
 /// Returns the destination of a series' samples.
-fn find(cache: &Cache, model: &ModelSeries, described: &[Described], definition: &Definition) -> Destination {
+fn find(
+    cache: &Cache,
+    model: &ModelSeries,
+    described: &[Described],
+    definition: &Definition,
+) -> Destination {
     let mut found = cache.resolve_for(model, definition);
     if matches!(found, Err(SampleError::Undeclared(_) | SampleError::UnknownLabel { .. })) {
         for metric in described.iter().filter(|metric| metric.name == definition.name) {
@@ -63,11 +69,12 @@ fn find(cache: &Cache, model: &ModelSeries, described: &[Described], definition:
     }
 }
 
-/// The increase of the worker's drop count between two readings, at most. Far more than its threads can record meanwhile.
+/// The increase of the worker's drop count between two readings, at most. Far more than its threads
+/// can record meanwhile.
 const MAX_DROPPED: u64 = 1 << 24;
 
-/// Returns the increase of the worker's drop count. Worker memory is not trusted: a decrease counts as 0, and a jump as
-/// at most [`MAX_DROPPED`].
+/// Returns the increase of the worker's drop count. Worker memory is not trusted: a decrease counts
+/// as 0, and a jump as at most [`MAX_DROPPED`].
 fn step(known: &mut u64, counted: u64) -> u64 {
     let before = *known;
     *known = counted.max(before);
@@ -108,11 +115,12 @@ impl Feed {
         self.reader.waiting_bytes()
     }
 
-    /// Reads every committed sample into the cache and records losses for the model. Costs two loads if the channel is
-    /// empty, so callers may call it before each reply.
+    /// Reads every committed sample into the cache and records losses for the model. Costs two
+    /// loads if the channel is empty, so callers may call it before each reply.
     ///
     /// # Errors
-    /// The channel is corrupt, and the worker must not be trusted any more. Earlier samples are in the cache.
+    /// The channel is corrupt, and the worker must not be trusted any more. Earlier samples are in
+    /// the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
         let generation = cache.generation();
@@ -135,7 +143,8 @@ impl Feed {
             }
             Event::Metric(metric) if model.has_ended() => drop(metric),
             Event::Metric(metric) => {
-                // An invalid description fails again for its series, which are then reported for each sample.
+                // An invalid description fails again for its series, which are then reported for
+                // each sample.
                 let _ = cache.describe(&metric);
                 if described.len() < MAX_DETECTED && !described.contains(&metric) {
                     described.push(metric);
@@ -152,7 +161,9 @@ impl Feed {
                 match &known.destination {
                     Destination::Off | Destination::Unknown => {}
                     Destination::Series(series, conversion) => {
-                        match series.add_or_update_for(conversion.apply(sample.value), sample.request_id) {
+                        match series
+                            .add_or_update_for(conversion.apply(sample.value), sample.request_id)
+                        {
                             Ok(()) => drained.samples += 1,
                             Err(error) => drained.refuse(&error),
                         }
@@ -180,7 +191,8 @@ mod tests {
     use crate::catalog::{Catalog, Kind};
     use crate::channel::{self, Sample, Writer};
 
-    const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
+    const ORDERS: &str =
+        "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
 
     fn orders(label: &str) -> Definition {
         Definition {
@@ -210,14 +222,19 @@ mod tests {
 
         let good = writer.intern(&orders("shop")).unwrap();
         let bad = writer.intern(&orders("store")).unwrap();
-        let unknown = writer.intern(&Definition { name: "None".to_owned(), ..orders("shop") }).unwrap();
-        for (series, value) in [(good, 2.0), (bad, 1.0), (good, -1.0), (unknown, 1.0), (good, 3.0)] {
+        let unknown =
+            writer.intern(&Definition { name: "None".to_owned(), ..orders("shop") }).unwrap();
+        for (series, value) in [(good, 2.0), (bad, 1.0), (good, -1.0), (unknown, 1.0), (good, 3.0)]
+        {
             push(&mut writer, series, value);
         }
         writer.count_dropped();
         let drained = feed.drain(&cache, &model).unwrap();
         assert_eq!((drained.samples, drained.refused, drained.dropped), (2, 3, 1));
-        assert!(matches!(drained.refusals[..], [SampleError::UnknownLabel { .. }, ..]), "{drained:?}");
+        assert!(
+            matches!(drained.refusals[..], [SampleError::UnknownLabel { .. }, ..]),
+            "{drained:?}"
+        );
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 5.0);
         assert_eq!(model.cells.counts.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
@@ -227,8 +244,8 @@ mod tests {
     #[test]
     fn a_jump_of_the_drop_count_is_limited() {
         let mut known = 0;
-        let steps =
-            [3, 3, 0, 5, 1_000_000_000_000_000_000, 7, u64::MAX, 0, u64::MAX].map(|read| step(&mut known, read));
+        let steps = [3, 3, 0, 5, 1_000_000_000_000_000_000, 7, u64::MAX, 0, u64::MAX]
+            .map(|read| step(&mut known, read));
         assert_eq!(steps, [3, 0, 0, 2, MAX_DROPPED, 0, MAX_DROPPED, 0, 0]);
     }
 
@@ -243,9 +260,16 @@ mod tests {
         push(&mut writer, series, 1.0);
         feed.drain(&cache, &model).unwrap();
         cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
-        assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "nothing was sent, so nothing is refused");
+        assert_eq!(
+            feed.drain(&cache, &model),
+            Ok(Drained::default()),
+            "nothing was sent, so nothing is refused"
+        );
         push(&mut writer, series, 2.0);
-        assert!(matches!(feed.drain(&cache, &model).unwrap().refusals[..], [SampleError::Undeclared(_)]));
+        assert!(matches!(
+            feed.drain(&cache, &model).unwrap().refusals[..],
+            [SampleError::Undeclared(_)]
+        ));
         cache.reload(Catalog::parse(ORDERS, "m.yaml").unwrap());
         push(&mut writer, series, 4.0);
         assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1);
@@ -253,7 +277,11 @@ mod tests {
         let on = cache.registry().catalog().clone();
         cache.reload(off);
         push(&mut writer, series, 8.0);
-        assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "switched off: neither counted nor lost");
+        assert_eq!(
+            feed.drain(&cache, &model),
+            Ok(Drained::default()),
+            "switched off: neither counted nor lost"
+        );
         assert!(cache.counter("Orders", &["a"]).is_err());
         cache.reload(on);
         feed.drain(&cache, &model).unwrap();
@@ -262,11 +290,13 @@ mod tests {
     }
 
     fn named(name: &str, kind: Kind, labels: &[(&str, &str)]) -> Definition {
-        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let labels =
+            labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Definition { name: name.to_owned(), kind: Some(kind), unit: "Count".to_owned(), labels }
     }
 
-    /// The samples of the model `b` with another type are refused while the model `a` has series of the name, and recorded then.
+    /// The samples of the model `b` with another type are refused while the model `a` has series of
+    /// the name, and recorded then.
     #[test]
     fn a_detected_definition_ends_with_its_last_series() {
         let text = "mode: prometheus";
@@ -290,12 +320,18 @@ mod tests {
         push(&mut to_a, counter, 1.0);
         assert_eq!(feed_a.drain(&cache, &a).unwrap().samples, 1);
         push(&mut to_b, gauge, 3.0);
-        assert!(matches!(feed_b.drain(&cache, &b).unwrap().refusals[..], [SampleError::WrongKind { .. }]));
+        assert!(matches!(
+            feed_b.drain(&cache, &b).unwrap().refusals[..],
+            [SampleError::WrongKind { .. }]
+        ));
         cache.model_unloaded(&a);
         assert!(cache.registry().family("Depth").is_none(), "the definition has ended");
         assert_eq!(cache.registry().family("Answers").unwrap().all().len(), 1);
         assert_eq!(feed_b.drain(&cache, &b), Ok(Drained::default()));
-        assert!(cache.registry().family("Depth").is_none(), "a gauge without a sample is not shown");
+        assert!(
+            cache.registry().family("Depth").is_none(),
+            "a gauge without a sample is not shown"
+        );
         push(&mut to_b, gauge, 5.0);
         push(&mut to_b, other, 6.0);
         assert_eq!(feed_b.drain(&cache, &b).unwrap().samples, 2);
@@ -303,7 +339,10 @@ mod tests {
         assert_eq!(value(&named("Depth", Kind::Gauge, &[("sea", "y")])), 5.0);
         assert_eq!(value(&named("Answers", Kind::Counter, &[("tier", "y")])), 10.0);
         cache.model_unloaded(&b);
-        assert!(cache.registry().family("Answers").is_none() && cache.registry().family("Depth").is_none());
+        assert!(
+            cache.registry().family("Answers").is_none()
+                && cache.registry().family("Depth").is_none()
+        );
     }
 
     /// Lines have no type, so both models have theirs.
@@ -329,11 +368,13 @@ mod tests {
         assert_eq!(cache.registry().detected(), 0);
     }
 
-    /// As `pb_utils.MetricFamily`: a model describes a metric once, also if the definition ends meanwhile.
+    /// As `pb_utils.MetricFamily`: a model describes a metric once, also if the definition ends
+    /// meanwhile.
     #[test]
     fn a_description_is_repeated_after_its_metric_has_ended() {
         let cache = cache();
-        let [first, second] = [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
+        let [first, second] =
+            [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
         let metric = Described {
             name: "held".to_owned(),
             kind: Kind::Gauge,
@@ -360,7 +401,8 @@ mod tests {
     #[test]
     fn series_are_removed_with_the_last_model_that_writes_them() {
         let cache = cache();
-        let models = [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
+        let models =
+            [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
         for model in &models {
             let (fd, reader) = channel::create(0).unwrap();
             let mut writer = Writer::open(&fd).unwrap();

@@ -1,5 +1,5 @@
-//! The sum of the increments of a counter that no line of a metric log contains yet. Any thread adds to it; the writer of the log
-//! takes it if it is listed.
+//! The sum of the increments of a counter that no line of a metric log contains yet. Any thread
+//! adds to it; the writer of the log takes it if it is listed.
 
 use super::atomic::add;
 use crate::shm::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,8 +26,9 @@ impl HeldSum {
 
     /// Takes the sum, which is no longer listed.
     ///
-    /// The flag comes first: an increment that is added in between is part of this sum, or listed again. It is swapped, not stored,
-    /// so that increments whose caller has found the flag set are seen here.
+    /// The flag comes first: an increment that is added in between is part of this sum, or listed
+    /// again. It is swapped, not stored, so that increments whose caller has found the flag set are
+    /// seen here.
     pub(crate) fn take(&self) -> f64 {
         self.listed.swap(false, Ordering::AcqRel);
         f64::from_bits(self.sum.swap(0, Ordering::Relaxed))

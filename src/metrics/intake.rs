@@ -1,7 +1,8 @@
-//! Reads lines of text into the cache: those that workers print ([`worker_lines`]) and those that programs send ([`statsd`]).
+//! Reads lines of text into the cache: those that workers print ([`worker_lines`]) and those that
+//! programs send ([`statsd`]).
 //!
-//! A line reaches the same series as the equal sample in a worker's ring. Refused lines are counted here; the caller
-//! decides whether to log them.
+//! A line reaches the same series as the equal sample in a worker's ring. Refused lines are counted
+//! here; the caller decides whether to log them.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use super::text_lines::{Malformed, prometheus_name};
 use super::unit::Conversion;
 use super::worker_lines;
 
-/// The longest metric line of a worker, in bytes with marker and line feed. Enough for some 1,700 request ids.
+/// The longest metric line of a worker, in bytes with marker and line feed. Enough for some 1,700
+/// request ids.
 pub const MAX_LINE: usize = 64 << 10;
 
 /// Why a line was refused.
@@ -31,17 +33,20 @@ pub enum Refusal {
     Sample(#[from] SampleError),
 }
 
-/// Records the line that a worker of `model` has printed. `body` is the text after the marker ([`worker_lines::strip`]) up to and
-/// including the line feed. Refuses a text without a line feed: the process died while writing it, or it exceeds [`MAX_LINE`].
+/// Records the line that a worker of `model` has printed. `body` is the text after the marker
+/// ([`worker_lines::strip`]) up to and including the line feed. Refuses a text without a line feed:
+/// the process died while writing it, or it exceeds [`MAX_LINE`].
 ///
-/// A defined metric keeps its type and unit, whatever the line contains; a value in another unit of time or size is converted. A
-/// detected one gets the dimensions of its lines, followed by `Hostname` if the line gives a host. A line of a metric that is
-/// switched off is ignored.
+/// A defined metric keeps its type and unit, whatever the line contains; a value in another unit of
+/// time or size is converted. A detected one gets the dimensions of its lines, followed by
+/// `Hostname` if the line gives a host. A line of a metric that is switched off is ignored.
 ///
 /// # Errors
 /// The line is malformed (counted by source) or refused (counted as a dropped sample of the model).
 pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<(), Refusal> {
-    let whole = body.strip_suffix(b"\n").ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
+    let whole = body
+        .strip_suffix(b"\n")
+        .ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
     let line = whole
         .and_then(worker_lines::parse)
         .inspect_err(|_| count(cache, Builtin::LinesMalformed, Source::Stdout, 1))?;
@@ -54,11 +59,17 @@ pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<()
     result
 }
 
-fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_>) -> Result<(), Refusal> {
+fn take_printed(
+    cache: &Cache,
+    model: &ModelSeries,
+    line: &worker_lines::Line<'_>,
+) -> Result<(), Refusal> {
     let name = prometheus_name(line.name);
     let known = cache.find(&name).map(|(spec, _)| spec);
     let definition = match &known {
-        Some(spec) if spec.builtin.is_some() => return Err(SampleError::Reserved(spec.name.clone()).into()),
+        Some(spec) if spec.builtin.is_some() => {
+            return Err(SampleError::Reserved(spec.name.clone()).into());
+        }
         Some(spec) if !spec.detected => {
             let host = line.hostname.unwrap_or(cache.hostname());
             let schema = LabelSchema::new(&spec.name, &spec.dimensions).accepting_appended();
@@ -71,7 +82,9 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
                 .iter()
                 .map(|(name, value)| (prometheus_name(name).into_owned(), (*value).to_owned()))
                 .collect();
-            if let Some(host) = line.hostname.filter(|_| !labels.iter().any(|(name, _)| name == "Hostname")) {
+            if let Some(host) =
+                line.hostname.filter(|_| !labels.iter().any(|(name, _)| name == "Hostname"))
+            {
                 labels.push(("Hostname".to_owned(), host.to_owned()));
             }
             let unit = worker_lines::unit_name(line.unit).to_owned();
@@ -89,9 +102,15 @@ fn host_or_empty<'a>(label: &str, host: &'a str) -> Option<&'a str> {
     Some(if WorkerLabel::is_host(label) { host } else { "" })
 }
 
-/// Returns the definition for a sample of a defined metric, with label values in the order of its dimensions.
+/// Returns the definition for a sample of a defined metric, with label values in the order of its
+/// dimensions.
 fn declared(spec: &MetricSpec, kind: Option<Kind>, values: &[&str]) -> Definition {
-    let labels = spec.dimensions.iter().cloned().zip(values.iter().map(|value| (*value).to_owned())).collect();
+    let labels = spec
+        .dimensions
+        .iter()
+        .cloned()
+        .zip(values.iter().map(|value| (*value).to_owned()))
+        .collect();
     Definition { name: spec.name.clone(), kind, unit: spec.unit.clone(), labels }
 }
 
@@ -102,8 +121,14 @@ pub struct Statsd {
 }
 
 impl Statsd {
-    /// Reads a datagram. Counts refused lines by source and passes each to `refused`. Each value of a line counts like a line.
-    pub fn datagram<'a>(&mut self, cache: &Cache, datagram: &'a [u8], mut refused: impl FnMut(&'a [u8], Refusal)) {
+    /// Reads a datagram. Counts refused lines by source and passes each to `refused`. Each value of
+    /// a line counts like a line.
+    pub fn datagram<'a>(
+        &mut self,
+        cache: &Cache,
+        datagram: &'a [u8],
+        mut refused: impl FnMut(&'a [u8], Refusal),
+    ) {
         if datagram.len() > statsd::MAX_DATAGRAM {
             count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
             return refused(datagram, Malformed("the datagram is longer than 65536 bytes").into());
@@ -129,20 +154,26 @@ impl Statsd {
         !self.sets.is_empty()
     }
 
-    /// Ends the interval: sets the gauge of each set to the number of its members. Call it at equal intervals while
-    /// [`Statsd::has_sets`] returns true.
+    /// Ends the interval: sets the gauge of each set to the number of its members. Call it at equal
+    /// intervals while [`Statsd::has_sets`] returns true.
     pub fn flush(&mut self, cache: &Cache) {
         for ((name, labels), count) in self.sets.flush() {
-            // Fails if the definition has changed since the members arrived, and the number is discarded.
+            // Fails if the definition has changed since the members arrived, and the number is
+            // discarded.
             if let Ok(series) = find(cache, &name, &labels, Update::Set(0.0)) {
                 let _ = series.add_or_update(count as f64);
             }
         }
     }
 
-    /// Records the values of a line that are accepted. Returns their number, and passes each reason to `refused` with the
-    /// number of values that it refuses.
-    fn line(&mut self, cache: &Cache, line: statsd::Line, refused: &mut impl FnMut(Refusal, u64)) -> u64 {
+    /// Records the values of a line that are accepted. Returns their number, and passes each reason
+    /// to `refused` with the number of values that it refuses.
+    fn line(
+        &mut self,
+        cache: &Cache,
+        line: statsd::Line,
+        refused: &mut impl FnMut(Refusal, u64),
+    ) -> u64 {
         let mut valid = Vec::with_capacity(line.updates.len());
         for update in &line.updates {
             match *update {
@@ -169,7 +200,12 @@ impl Statsd {
     }
 
     /// Records one value of a line.
-    fn update(&mut self, line: &statsd::Line, series: &Series, update: Update) -> Result<(), Refusal> {
+    fn update(
+        &mut self,
+        line: &statsd::Line,
+        series: &Series,
+        update: Update,
+    ) -> Result<(), Refusal> {
         match update {
             Update::Increment(value) | Update::Set(value) => series.add_or_update(value)?,
             Update::Change(delta) => series.add_or_update(series.value() + delta)?,
@@ -177,14 +213,21 @@ impl Statsd {
                 let value = if milliseconds { timed(series.spec(), value) } else { value };
                 series.observe(value, times)?;
             }
-            Update::Member(member) => self.sets.insert((line.name.clone(), line.labels.clone()), member)?,
+            Update::Member(member) => {
+                self.sets.insert((line.name.clone(), line.labels.clone()), member)?
+            }
         }
         Ok(())
     }
 }
 
 /// Returns the series of a line, if the update is allowed for the metric's type.
-fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) -> Result<Arc<Series>, SampleError> {
+fn find(
+    cache: &Cache,
+    name: &str,
+    labels: &[(String, String)],
+    update: Update,
+) -> Result<Arc<Series>, SampleError> {
     // The types that the update is allowed for; a detected metric gets the first.
     let (kinds, unit): (&[Kind], &str) = match update {
         Update::Increment(_) => (&[Kind::Counter], "Count"),
@@ -270,15 +313,21 @@ model_metrics:
 
     fn send(cache: &Cache, statsd: &mut Statsd, datagram: &str) -> Vec<String> {
         let mut refusals = Vec::new();
-        statsd.datagram(cache, datagram.as_bytes(), |_, refusal| refusals.push(refusal.to_string()));
+        statsd
+            .datagram(cache, datagram.as_bytes(), |_, refusal| refusals.push(refusal.to_string()));
         refusals
     }
 
     fn value(cache: &Cache, name: &str, labels: &[&str]) -> f64 {
         let (spec, _) = cache.find(name).unwrap();
-        let values: Vec<(String, String)> =
-            spec.dimensions.iter().cloned().zip(labels.iter().map(|label| (*label).to_owned())).collect();
-        let definition = Definition { name: name.to_owned(), kind: None, unit: String::new(), labels: values };
+        let values: Vec<(String, String)> = spec
+            .dimensions
+            .iter()
+            .cloned()
+            .zip(labels.iter().map(|label| (*label).to_owned()))
+            .collect();
+        let definition =
+            Definition { name: name.to_owned(), kind: None, unit: String::new(), labels: values };
         cache.resolve(&definition).unwrap().value()
     }
 
@@ -286,10 +335,18 @@ model_metrics:
     fn every_emitter_reaches_the_same_series() {
         let cache = cache(false);
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        print(&cache, &model, "Orders.whatever:2|#Level:Model,shop:a|#type:GAUGE|#hostname:here,1,id").unwrap();
+        print(
+            &cache,
+            &model,
+            "Orders.whatever:2|#Level:Model,shop:a|#type:GAUGE|#hostname:here,1,id",
+        )
+        .unwrap();
         print(&cache, &model, "Orders.Count:3|#shop:a").unwrap();
-        let refused =
-            send(&cache, &mut Statsd::default(), "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here");
+        let refused = send(
+            &cache,
+            &mut Statsd::default(),
+            "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here",
+        );
         assert!(refused.is_empty(), "{refused:?}");
         let ring = Definition {
             name: "Orders".to_owned(),
@@ -307,7 +364,8 @@ model_metrics:
     fn gauges_distributions_and_sets() {
         let cache = cache(false);
         let mut statsd = Statsd::default();
-        let lines = "Level:5|g|#tank:x\nLevel:+2:-3.5|g|#tank:x\nSize:0.5|h\nSize:5|ms|@0.1\nSpread:7|d|@0.5\nLevel:9|ms|#tank:y\n";
+        let lines = "Level:5|g|#tank:x\nLevel:+2:-3.5|g|#tank:x\nSize:0.5|h\nSize:5|ms|@0.1\n\
+                     Spread:7|d|@0.5\nLevel:9|ms|#tank:y\n";
         assert!(send(&cache, &mut statsd, lines).is_empty());
         assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Level", &["y"])), (3.5, 9.0));
         let expected = [
@@ -320,7 +378,14 @@ model_metrics:
         assert_eq!(shown(&cache, "Size"), expected);
         assert_eq!(value(&cache, "Spread", &[]), 2.0);
         assert!(!statsd.has_sets());
-        assert!(send(&cache, &mut statsd, "Level:ann|s|#tank:z\nLevel:bob|s|#tank:z\nLevel:ann|s|#tank:z").is_empty());
+        assert!(
+            send(
+                &cache,
+                &mut statsd,
+                "Level:ann|s|#tank:z\nLevel:bob|s|#tank:z\nLevel:ann|s|#tank:z"
+            )
+            .is_empty()
+        );
         assert_eq!(value(&cache, "Level", &["z"]), 0.0);
         for expected in [2.0, 0.0] {
             assert!(statsd.has_sets());
@@ -344,8 +409,10 @@ model_metrics:
   summary:
     - {name: Times, unit: s, quantiles: [0.5]}
 ";
-        let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("here")));
-        let lines = "Wait:320:30|ms\nWait:0.5|h\nWaitUs:0.25|ms\nWaitMs:7|ms\nSize:9|ms\nTimes:320|ms\nLast:1500|ms";
+        let cache =
+            Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("here")));
+        let lines = "Wait:320:30|ms\nWait:0.5|h\nWaitUs:0.25|ms\nWaitMs:7|ms\nSize:9|ms\nTimes:\
+                     320|ms\nLast:1500|ms";
         let refused = send(&cache, &mut Statsd::default(), lines);
         assert!(refused.is_empty(), "{refused:?}");
         // A histogram or distribution of StatsD has no unit: its values are in the metric's unit.
@@ -361,7 +428,10 @@ model_metrics:
         );
         let sums = ["WaitUs_sum", "WaitMs_sum", "Size_sum", "Times_sum", "Last"];
         let found: Vec<String> = sums.iter().flat_map(|name| shown(&cache, name)).collect();
-        assert_eq!(found, ["WaitUs_sum 250", "WaitMs_sum 7", "Size_sum 9", "Times_sum 0.32", "Last 1.5"]);
+        assert_eq!(
+            found,
+            ["WaitUs_sum 250", "WaitMs_sum 7", "Size_sum 9", "Times_sum 0.32", "Last 1.5"]
+        );
     }
 
     #[test]
@@ -375,7 +445,10 @@ model_metrics:
             ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
             ("Size:a|s", "`Size` is a histogram, not a gauge"),
             ("Orders:-1|c|#shop:a", "invalid increment -1"),
-            ("Orders:1|c|#shop:a,extra:b", "`Orders` has no dimension `extra`, only [shop, Hostname]"),
+            (
+                "Orders:1|c|#shop:a,extra:b",
+                "`Orders` has no dimension `extra`, only [shop, Hostname]",
+            ),
             ("Orders:1|c|#Level:b", "no dimension `Level`"),
             ("Level:nan|g|#tank:a", "not a finite number"),
             ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
@@ -383,9 +456,15 @@ model_metrics:
             ("Orders", "name:value|type"),
         ] {
             let refusals = send(&cache, &mut statsd, line);
-            assert!(matches!(refusals.as_slice(), [text] if text.contains(expected)), "{line}: {refusals:?}");
+            assert!(
+                matches!(refusals.as_slice(), [text] if text.contains(expected)),
+                "{line}: {refusals:?}"
+            );
         }
-        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 11.0);
+        assert_eq!(
+            cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(),
+            11.0
+        );
 
         for (line, expected) in [
             ("Orders.Count:1|#a:1,b:2,c:3", "`Orders` has no dimension `a`, only [shop, Hostname]"),
@@ -402,7 +481,10 @@ model_metrics:
             let refusal = print(&cache, &model, line).unwrap_err().to_string();
             assert!(refusal.contains(expected), "{line}: {refusal}");
         }
-        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["stdout"]).unwrap().value(), 1.0);
+        assert_eq!(
+            cache.counter(Builtin::LinesMalformed.name(), &["stdout"]).unwrap().value(),
+            1.0
+        );
         assert_eq!(
             shown(&cache, "pharos_metric_samples_dropped_total{model=\"m\""),
             ["pharos_metric_samples_dropped_total{model=\"m\",version=\"1\"} 9"]
@@ -416,12 +498,17 @@ model_metrics:
     fn each_value_of_a_line_counts_alone() {
         let cache = cache(false);
         let mut statsd = Statsd::default();
-        let counted = |builtin: Builtin| cache.counter(builtin.name(), &["statsd"]).unwrap().value();
+        let counted =
+            |builtin: Builtin| cache.counter(builtin.name(), &["statsd"]).unwrap().value();
         let mut samples = 0.0;
         let mut malformed = 0.0;
         for (line, accepted, expected) in [
             ("Orders:1:-1:5|c|#shop:a", 2.0, &["invalid increment -1"][..]),
-            ("Orders:x:1:nan:-2:2|m|#shop:a", 2.0, &["not a number", "not a finite number", "invalid increment -2"]),
+            (
+                "Orders:x:1:nan:-2:2|m|#shop:a",
+                2.0,
+                &["not a number", "not a finite number", "invalid increment -2"],
+            ),
             ("Orders:1|c:-1|c:z|c:1|c", 2.0, &["invalid increment -1", "not a number"]),
             ("Level:3:x:+2|g|#tank:x", 2.0, &["not a number"]),
             ("Size:0.5:x:5|ms", 2.0, &["not a number"]),
@@ -430,18 +517,31 @@ model_metrics:
         ] {
             let refusals = send(&cache, &mut statsd, line);
             assert_eq!(refusals.len(), expected.len(), "{line}: {refusals:?}");
-            assert!(refusals.iter().zip(expected).all(|(text, part)| text.contains(part)), "{line}: {refusals:?}");
+            assert!(
+                refusals.iter().zip(expected).all(|(text, part)| text.contains(part)),
+                "{line}: {refusals:?}"
+            );
             samples += accepted;
             malformed += expected.len() as f64;
-            assert_eq!((counted(Builtin::Samples), counted(Builtin::LinesMalformed)), (samples, malformed), "{line}");
+            assert_eq!(
+                (counted(Builtin::Samples), counted(Builtin::LinesMalformed)),
+                (samples, malformed),
+                "{line}"
+            );
         }
-        assert_eq!((value(&cache, "Orders", &["a", "here"]), value(&cache, "Orders", &["", "here"])), (9.0, 2.0));
+        assert_eq!(
+            (value(&cache, "Orders", &["a", "here"]), value(&cache, "Orders", &["", "here"])),
+            (9.0, 2.0)
+        );
         assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Spread", &[])), (5.0, 1.0));
         assert!(shown(&cache, "Size").contains(&"Size_sum 5.5".to_owned()));
         // One reason for all of a line.
         let refusals = send(&cache, &mut statsd, "Level:1:2:3|c|#tank:x");
         assert_eq!(refusals, ["metric `Level` is a gauge, not a counter"]);
-        assert_eq!((counted(Builtin::Samples), counted(Builtin::LinesMalformed)), (samples, malformed + 3.0));
+        assert_eq!(
+            (counted(Builtin::Samples), counted(Builtin::LinesMalformed)),
+            (samples, malformed + 3.0)
+        );
     }
 
     #[test]
@@ -464,7 +564,10 @@ model_metrics:
             let (spec, _) = cache.find(name).unwrap();
             (spec.kind, spec.unit.clone(), spec.dimensions.clone())
         };
-        assert_eq!(found("web_hits"), (Kind::Counter, "Count".into(), vec!["a".into(), "b".into()]));
+        assert_eq!(
+            found("web_hits"),
+            (Kind::Counter, "Count".into(), vec!["a".into(), "b".into()])
+        );
         assert_eq!(found("web_temp"), (Kind::Gauge, "unit".into(), vec![]));
         assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
         assert_eq!(cache.find("web_time").unwrap().0.buckets, MILLISECOND_BUCKETS);
@@ -479,7 +582,8 @@ model_metrics:
         assert_eq!(shown(&cache, "Calls{"), ["Calls{d=\"e\"} 1", "Calls{a=\"b\"} 1"]);
         print(&cache, &model, "bad-name.s:2|#Level:Model|#hostname:there,1,id").unwrap();
         assert!(
-            shown(&cache, "bad_name_sum").contains(&"bad_name_sum{Level=\"Model\",Hostname=\"there\"} 2000".to_owned())
+            shown(&cache, "bad_name_sum")
+                .contains(&"bad_name_sum{Level=\"Model\",Hostname=\"there\"} 2000".to_owned())
         );
         for bad in ["x:1|h|#le:1", "x:1|c|#__a:1", "Off:1|g"] {
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
@@ -492,10 +596,16 @@ model_metrics:
         for auto_detect in [true, false] {
             let cache = cache(auto_detect);
             let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-            for line in ["PredictionTime.ms:2|#ModelName:m,Level:Model", "HandlerTime.ms:2|#", "Off.m:1|#"] {
+            for line in
+                ["PredictionTime.ms:2|#ModelName:m,Level:Model", "HandlerTime.ms:2|#", "Off.m:1|#"]
+            {
                 print(&cache, &model, line).unwrap();
             }
-            assert!(["PredictionTime", "HandlerTime", "Off"].iter().all(|name| cache.find(name).is_none()));
+            assert!(
+                ["PredictionTime", "HandlerTime", "Off"]
+                    .iter()
+                    .all(|name| cache.find(name).is_none())
+            );
             assert_eq!(model.cells.counts.samples_dropped.get(), 0);
         }
     }
@@ -507,11 +617,15 @@ model_metrics:
             let cache = cache(auto_detect);
             let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
             let long = "u".repeat(65);
-            let refusal = print(&cache, &model, &format!("New.{long}:1|#")).unwrap_err().to_string();
+            let refusal =
+                print(&cache, &model, &format!("New.{long}:1|#")).unwrap_err().to_string();
             assert_eq!(refusal, "the unit of metric `New` has 65 bytes; the limit is 64");
             assert!(cache.find("New").is_none());
             print(&cache, &model, &format!("Orders.{long}:1|#shop:a")).unwrap();
-            assert_eq!(print(&cache, &model, &format!("New.{}:1|#", "u".repeat(64))).is_ok(), auto_detect);
+            assert_eq!(
+                print(&cache, &model, &format!("New.{}:1|#", "u".repeat(64))).is_ok(),
+                auto_detect
+            );
         }
     }
 
@@ -525,7 +639,10 @@ model_metrics:
         assert!(send(&cache, &mut statsd, &long)[0].contains("65536"));
         assert!(shown(&cache, "Orders{").is_empty());
         for source in [Source::Stdout, Source::Statsd].map(Source::as_str) {
-            assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &[source]).unwrap().value(), 1.0);
+            assert_eq!(
+                cache.counter(Builtin::LinesMalformed.name(), &[source]).unwrap().value(),
+                1.0
+            );
         }
     }
 
@@ -539,7 +656,8 @@ model_metrics:
         assert!(shown(&cache, "Orders{").is_empty());
     }
 
-    /// The pipe of an ended worker may still have lines, and a process that it has started may still print some.
+    /// The pipe of an ended worker may still have lines, and a process that it has started may
+    /// still print some.
     #[test]
     fn late_lines_of_an_unloaded_model_create_no_series() {
         let cache = cache(true);
@@ -551,7 +669,10 @@ model_metrics:
         cache.model_unloaded(&model);
         for line in ["Orders.Count:1|#shop:late", "New.Count:1|#a:b"] {
             let refusal = print(&cache, &model, line).unwrap_err().to_string();
-            assert!(refusal.contains("the model was unloaded before the sample arrived"), "{refusal}");
+            assert!(
+                refusal.contains("the model was unloaded before the sample arrived"),
+                "{refusal}"
+            );
         }
         print(&cache, &model, "Orders.Count:2|#shop:shared").unwrap();
         assert_eq!(shown(&cache, "Orders{"), ["Orders{shop=\"shared\",Hostname=\"here\"} 3"]);

@@ -1,14 +1,18 @@
-//! The queue of the lines of metric logs: bounded, between the code that records samples and the writer of the logs.
+//! The queue of the lines of metric logs: bounded, between the code that records samples and the
+//! writer of the logs.
 //!
-//! Samples of gauges, observations, metrics of models and latencies of requests are pushed one by one. The server's other
-//! counters are not pushed: the writer logs the growth of their cells ([`Counters`](super::counter_lines::Counters)).
-//! Either way, the sum over the lines equals the value in the other views.
+//! Samples of gauges, observations, metrics of models and latencies of requests are pushed one by
+//! one. The server's other counters are not pushed: the writer logs the growth of their cells
+//! ([`Counters`](super::counter_lines::Counters)). Either way, the sum over the lines equals the
+//! value in the other views.
 //!
-//! Between two visits, the queue accepts as many lines as the writer allows. Beyond this limit, increments of counters
-//! are summed up and become one line later, so that their sums stay exact. Samples of other types are skipped and
-//! counted. The server's counters are held back first, because they lose nothing.
+//! Between two visits, the queue accepts as many lines as the writer allows. Beyond this limit,
+//! increments of counters are summed up and become one line later, so that their sums stay exact.
+//! Samples of other types are skipped and counted. The server's counters are held back first,
+//! because they lose nothing.
 //!
-//! Recording never waits for the writer. A journal without a writer costs one relaxed load for each sample.
+//! Recording never waits for the writer. A journal without a writer costs one relaxed load for each
+//! sample.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -73,7 +77,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// Creates the line of the series of `spec` with these label values; `hostname` is the server's.
+    /// Creates the line of the series of `spec` with these label values; `hostname` is the
+    /// server's.
     pub(super) fn new(spec: &MetricSpec, labels: &[String], hostname: &str) -> Self {
         Self {
             text: Text::new(spec, spec.labelled(labels), hostname),
@@ -84,9 +89,15 @@ impl Line {
         }
     }
 
-    /// Creates the line of a counter of the server itself. Its samples are whole numbers, so that sums are exact;
-    /// `scale` of them are one of the metric's unit. `labels` are as in [`Text::of_server`].
-    pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
+    /// Creates the line of a counter of the server itself. Its samples are whole numbers, so that
+    /// sums are exact; `scale` of them are one of the metric's unit. `labels` are as in
+    /// [`Text::of_server`].
+    pub(super) fn of_server(
+        spec: &MetricSpec,
+        labels: &[(&str, &str)],
+        hostname: &str,
+        scale: f64,
+    ) -> Self {
         let text = Text::of_server(spec, labels, hostname);
         Self { text, counter: true, low_priority: true, scale, held: HeldSum::new() }
     }
@@ -114,16 +125,22 @@ pub struct Batch {
 struct Entry {
     line: Arc<Line>,
     value: f64,
-    /// Where its request ids end in the batch's text; they begin at the end of the previous entry's.
+    /// Where its request ids end in the batch's text; they begin at the end of the previous
+    /// entry's.
     ids_end: usize,
 }
 
 impl Batch {
-    /// Calls `each` with every sample in the order of recording: its series, its value (see [`Line::shown`]) and its request ids.
+    /// Calls `each` with every sample in the order of recording: its series, its value (see
+    /// [`Line::shown`]) and its request ids.
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Line>, f64, &str)) {
         let mut start = 0;
         for entry in &self.entries {
-            each(&entry.line, entry.value, self.request_ids.get(start..entry.ids_end).unwrap_or(""));
+            each(
+                &entry.line,
+                entry.value,
+                self.request_ids.get(start..entry.ids_end).unwrap_or(""),
+            );
             start = entry.ids_end;
         }
     }
@@ -149,7 +166,8 @@ type Waker = Box<dyn Fn() + Send + Sync>;
 pub struct Journal {
     hostname: String,
     state: CurrentState,
-    /// Whether no sample is accepted until the next visit. A hint, to skip the lock; the queue decides.
+    /// Whether no sample is accepted until the next visit. A hint, to skip the lock; the queue
+    /// decides.
     full: AtomicBool,
     /// Locked to push samples or to replace the queue by an empty one, never during I/O.
     queue: Mutex<Queue>,
@@ -161,7 +179,9 @@ pub struct Journal {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("state", &self.state.get(Ordering::Relaxed)).finish_non_exhaustive()
+        f.debug_struct("Journal")
+            .field("state", &self.state.get(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
 
@@ -184,8 +204,8 @@ impl Journal {
         &self.hostname
     }
 
-    /// Attaches the writer. `wake` is called if there is work after [`Journal::sleep`], from the thread that records a
-    /// sample; it must not block. Only the first call has an effect.
+    /// Attaches the writer. `wake` is called if there is work after [`Journal::sleep`], from the
+    /// thread that records a sample; it must not block. Only the first call has an effect.
     pub fn attach_writer(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.waker.set(Box::new(wake));
         self.set_enabled(self.enabled.load(Ordering::Acquire));
@@ -204,7 +224,8 @@ impl Journal {
         self.state.get(Ordering::Acquire) != WriterState::Off
     }
 
-    /// Wakes the writer because the cell of a counter has changed, or other data that the writer reads itself.
+    /// Wakes the writer because the cell of a counter has changed, or other data that the writer
+    /// reads itself.
     pub(super) fn notify(&self) {
         if self.state.get(Ordering::Relaxed) == WriterState::Asleep {
             self.wake();
@@ -226,7 +247,11 @@ impl Journal {
     }
 
     /// Pushes the samples of one event.
-    pub(super) fn push_all<'a>(&self, samples: impl Iterator<Item = (&'a Arc<Line>, f64)>, request_ids: &str) {
+    pub(super) fn push_all<'a>(
+        &self,
+        samples: impl Iterator<Item = (&'a Arc<Line>, f64)>,
+        request_ids: &str,
+    ) {
         if self.state.get(Ordering::Relaxed) == WriterState::Off {
             return;
         }
@@ -258,7 +283,8 @@ impl Journal {
         self.notify();
     }
 
-    /// Handles a sample without a place in the queue: holds a counter's increment for later, and skips any other sample.
+    /// Handles a sample without a place in the queue: holds a counter's increment for later, and
+    /// skips any other sample.
     pub fn hold_back(&self, line: &Arc<Line>, value: f64) {
         if !line.counter {
             if let Some(skipped) = self.skipped.get(line.text.file() as usize) {
@@ -271,8 +297,9 @@ impl Journal {
         }
     }
 
-    /// For the writer: takes all waiting samples and reuses the memory of `batch`. Until the next call, accepts `room`
-    /// samples, but the server's counters leave the last `kept` places to others.
+    /// For the writer: takes all waiting samples and reuses the memory of `batch`. Until the next
+    /// call, accepts `room` samples, but the server's counters leave the last `kept` places to
+    /// others.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
         let mut queue = self.queue.lock();
@@ -284,8 +311,8 @@ impl Journal {
         self.full.store(false, Ordering::Relaxed);
     }
 
-    /// For the writer: passes the held increments of each listed counter to `each`, once. Keeps those that `each`
-    /// refuses. If a batch is not flushed, its increments move to the next batch.
+    /// For the writer: passes the held increments of each listed counter to `each`, once. Keeps
+    /// those that `each` refuses. If a batch is not flushed, its increments move to the next batch.
     pub fn flush_held(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
         for line in batch.held_lines.drain(..) {
             let value = line.held.take();
@@ -295,8 +322,9 @@ impl Journal {
         }
     }
 
-    /// For the writer: it has no work and must be woken. It must check once more after a while before it relies on
-    /// that, because a thread that recorded a sample just before may have seen it awake.
+    /// For the writer: it has no work and must be woken. It must check once more after a while
+    /// before it relies on that, because a thread that recorded a sample just before may have seen
+    /// it awake.
     pub fn sleep(&self) {
         self.state.change(WriterState::Awake, WriterState::Asleep);
     }

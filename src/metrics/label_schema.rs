@@ -1,5 +1,5 @@
-//! The labels that a metric declares, and the only alignment of a sample's labels with them. Every source of samples uses it, so
-//! that no value gets the name of another label.
+//! The labels that a metric declares, and the only alignment of a sample's labels with them. Every
+//! source of samples uses it, so that no value gets the name of another label.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +21,20 @@ impl<'a> LabelSchema<'a> {
         Self { metric, labels, accepts_appended: false }
     }
 
-    /// Lets samples have the labels that handlers append to each of them ([`WorkerLabel::is_appended`]) even if the metric does not
-    /// declare them.
+    /// Lets samples have the labels that handlers append to each of them
+    /// ([`WorkerLabel::is_appended`]) even if the metric does not declare them.
     #[must_use]
     pub fn accepting_appended(self) -> Self {
         Self { accepts_appended: true, ..self }
     }
 
-    /// Returns the values of the declared labels for a sample with labels by name. The sample's names are made valid for Prometheus
-    /// first. `default` returns the value of a label that the sample does not have.
+    /// Returns the values of the declared labels for a sample with labels by name. The sample's
+    /// names are made valid for Prometheus first. `default` returns the value of a label that the
+    /// sample does not have.
     ///
     /// # Errors
-    /// The sample has a label that is not declared, or one label with two values, or it lacks a label without a default.
+    /// The sample has a label that is not declared, or one label with two values, or it lacks a
+    /// label without a default.
     pub fn align<'v, S: AsRef<str>>(
         &self,
         given: &'v [(S, S)],
@@ -66,11 +68,13 @@ impl<'a> LabelSchema<'a> {
             .ok_or_else(|| self.wrong_labels(given.iter().map(|(name, _)| name.as_ref())))
     }
 
-    /// Returns the values of the declared labels for a sample with values by position. `defaults` are the values of the labels that
-    /// may be omitted, by position; the sample may name only the first `most` labels.
+    /// Returns the values of the declared labels for a sample with values by position. `defaults`
+    /// are the values of the labels that may be omitted, by position; the sample may name only the
+    /// first `most` labels.
     ///
-    /// If the number of values equals the number of labels without a default, the values belong to these labels. If it equals the
-    /// number of labels that handlers do not append, they belong to those. Otherwise they belong to the first labels.
+    /// If the number of values equals the number of labels without a default, the values belong to
+    /// these labels. If it equals the number of labels that handlers do not append, they belong to
+    /// those. Otherwise they belong to the first labels.
     ///
     /// # Errors
     /// There are more than `most` values, or a label has neither a value nor a default.
@@ -80,14 +84,19 @@ impl<'a> LabelSchema<'a> {
         most: usize,
         defaults: &'v [Option<String>],
     ) -> Result<Vec<&'v str>, SampleError> {
-        let is_appended = |label: &str, default: &Option<String>| default.is_some() && WorkerLabel::is_appended(label);
+        let is_appended = |label: &str, default: &Option<String>| {
+            default.is_some() && WorkerLabel::is_appended(label)
+        };
         let labels = || self.labels.iter().zip(defaults);
-        let omits_defaults = values.len() == labels().filter(|(_, default)| default.is_none()).count();
-        let omits_appended = values.len() == labels().filter(|(label, default)| !is_appended(label, default)).count();
+        let omits_defaults =
+            values.len() == labels().filter(|(_, default)| default.is_none()).count();
+        let omits_appended = values.len()
+            == labels().filter(|(label, default)| !is_appended(label, default)).count();
         let mut values_left = values.iter().copied();
         let aligned: Vec<&str> = labels()
             .filter_map(|(label, default)| {
-                let is_omitted = default.is_some() && omits_defaults || omits_appended && is_appended(label, default);
+                let is_omitted = default.is_some() && omits_defaults
+                    || omits_appended && is_appended(label, default);
                 let given = if is_omitted { None } else { values_left.next() };
                 given.or(default.as_deref())
             })
@@ -98,7 +107,8 @@ impl<'a> LabelSchema<'a> {
         Err(self.wrong_labels(values.iter().map(|_| "_")))
     }
 
-    /// Returns the value of each declared label, where `values` belong to `names`; `None` for a label that has no name there.
+    /// Returns the value of each declared label, where `values` belong to `names`; `None` for a
+    /// label that has no name there.
     pub(super) fn reorder<'v, N: AsRef<str>, V: AsRef<str>>(
         &self,
         names: &[N],
@@ -136,9 +146,12 @@ mod tests {
         let check = |given: &[(&str, &str)], declared: &[&str], expected: Result<&[&str], &str>| {
             let declared = names(declared);
             let schema = LabelSchema::new("m", &declared).accepting_appended();
-            let aligned = schema.align(given, |label| WorkerLabel::is_host(label).then_some("here"));
+            let aligned =
+                schema.align(given, |label| WorkerLabel::is_host(label).then_some("here"));
             match expected {
-                Ok(values) => assert_eq!(aligned.as_deref(), Ok(values), "{given:?} for {declared:?}"),
+                Ok(values) => {
+                    assert_eq!(aligned.as_deref(), Ok(values), "{given:?} for {declared:?}")
+                }
                 Err(text) => {
                     let error = aligned.unwrap_err().to_string();
                     assert!(error.contains(text), "{given:?} for {declared:?}: {error}");
@@ -150,13 +163,22 @@ mod tests {
         check(&[("a", "1"), ("Hostname", "there")], &["Hostname", "a"], Ok(&["there", "1"]));
         check(&[("in.step", "1")], &["in_step"], Ok(&["1"]));
         check(&[("a", "1"), ("a", "1")], &["a"], Ok(&["1"]));
-        check(&[("Level", "Model"), ("a", "1"), ("ModelName", "m"), ("Hostname", "h")], &["a"], Ok(&["1"]));
-        // The same number of labels, and one more or less than the metric has, with and without the host's.
-        let unknown =
-            "metric `m` has no dimension `x`, only [a, b]; add it to the metric's `dimensions` in metrics.yaml";
+        check(
+            &[("Level", "Model"), ("a", "1"), ("ModelName", "m"), ("Hostname", "h")],
+            &["a"],
+            Ok(&["1"]),
+        );
+        // The same number of labels, and one more or less than the metric has, with and without the
+        // host's.
+        let unknown = "metric `m` has no dimension `x`, only [a, b]; add it to the metric's \
+                       `dimensions` in metrics.yaml";
         check(&[("a", "1"), ("x", "2")], &["a", "b"], Err(unknown));
         check(&[("x", "1"), ("y", "2")], &["a", "b", "Hostname"], Err("no dimension `x`"));
-        check(&[("a", "1"), ("b", "2"), ("x", "3")], &["a", "b", "Hostname"], Err("no dimension `x`"));
+        check(
+            &[("a", "1"), ("b", "2"), ("x", "3")],
+            &["a", "b", "Hostname"],
+            Err("no dimension `x`"),
+        );
         check(&[("x", "1")], &[], Err("no dimension `x`, only []"));
         check(&[("a", "1")], &["a", "b"], Err("has the dimensions [a, b], but [a] were given"));
         check(&[("a", "1"), ("a", "2")], &["a"], Err("two values for the dimension `a`"));
@@ -169,7 +191,11 @@ mod tests {
         let defaults = [None, Some("digits".to_owned()), Some("here".to_owned())];
         let check = |values: &[&str], most: usize, expected: Option<[&str; 3]>| {
             let aligned = schema.align_values(values, most, &defaults);
-            assert_eq!(aligned.as_deref().ok(), expected.as_ref().map(<[_; 3]>::as_slice), "{values:?}");
+            assert_eq!(
+                aligned.as_deref().ok(),
+                expected.as_ref().map(<[_; 3]>::as_slice),
+                "{values:?}"
+            );
         };
         check(&["a"], 3, Some(["a", "digits", "here"]));
         check(&["a", "b"], 3, Some(["a", "b", "here"]));
@@ -181,7 +207,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a sample's labels are: each of its values has its own name, or the sample is refused.
+        /// Whatever a sample's labels are: each of its values has its own name, or the sample is
+        /// refused.
         #[test]
         fn no_value_moves_to_another_name(
             given in prop::collection::vec("[a-e]", 0..6),

@@ -114,7 +114,8 @@ named_enum! {
 }
 
 impl Route {
-    /// Returns whether its requests are inferences. These get load reports, and count in their rates.
+    /// Returns whether its requests are inferences. These get load reports, and count in their
+    /// rates.
     pub fn is_inference(self) -> bool {
         matches!(
             self,
@@ -176,7 +177,8 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why an accepted request failed, in Triton's terms (label `reason` of `nv_inference_request_failure`).
+    /// Why an accepted request failed, in Triton's terms (label `reason` of
+    /// `nv_inference_request_failure`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Failure {
         /// It was removed from the queue.
@@ -200,8 +202,9 @@ impl Failure {
 }
 
 impl Failure {
-    /// Returns Triton's category of a reason. Returns `None` for a reason that only occurs before a request enters a
-    /// queue: Triton's statistics extension does not count validation errors and full queues as failures of the model.
+    /// Returns Triton's category of a reason. Returns `None` for a reason that only occurs before a
+    /// request enters a queue: Triton's statistics extension does not count validation errors and
+    /// full queues as failures of the model.
     pub fn of(reason: Reason) -> Option<Self> {
         match reason {
             Reason::Malformed
@@ -266,7 +269,8 @@ named_enum! {
     pub fn as_str;
 }
 
-/// The results of changing a model or rereading a file such as the definition of the metrics or credentials (label `result`).
+/// The results of changing a model or rereading a file such as the definition of the metrics or
+/// credentials (label `result`).
 pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
 /// Returns the result of an attempt as one of [`RELOAD_RESULTS`].

@@ -1,9 +1,11 @@
-//! The metrics of Pharos: one cache of all series, which `metrics.yaml` defines, and the views of it.
+//! The metrics of Pharos: one cache of all series, which `metrics.yaml` defines, and the views of
+//! it.
 //!
-//! [`catalog`] defines which metrics exist, [`builtin`] lists the server's own with their sources, and [`cache`]
-//! holds every series. The server's own events enter only through [`record`], samples of workers through [`channel`].
-//! [`readings`] enumerates all series for the views ([`exposition`], [`otlp`], [`counter_lines`]); [`statistics`] reads the same
-//! cells. Every reading shows the cells at one moment, between events ([`transaction`]), so all views agree.
+//! [`catalog`] defines which metrics exist, [`builtin`] lists the server's own with their sources,
+//! and [`cache`] holds every series. The server's own events enter only through [`record`], samples
+//! of workers through [`channel`]. [`readings`] enumerates all series for the views
+//! ([`exposition`], [`otlp`], [`counter_lines`]); [`statistics`] reads the same cells. Every
+//! reading shows the cells at one moment, between events ([`transaction`]), so all views agree.
 //!
 //! No module may keep a number outside the cache, block a request, or read a clock.
 

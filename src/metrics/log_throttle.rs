@@ -1,4 +1,5 @@
-//! Limits on log lines about events that may repeat without end: one line a second, with the number of suppressed events.
+//! Limits on log lines about events that may repeat without end: one line a second, with the number
+//! of suppressed events.
 
 use std::fmt::Display;
 
@@ -14,7 +15,8 @@ pub struct Throttle {
 impl Throttle {
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// Returns the number of events suppressed since the last one that passed, if this event passes.
+    /// Returns the number of events suppressed since the last one that passed, if this event
+    /// passes.
     pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.ns_since(last) < Self::SECOND_NS) {
             self.held += 1;
@@ -38,8 +40,8 @@ impl LostSamples {
     /// The number of reasons that a line names.
     pub const REASONS: usize = 8;
 
-    /// Adds lost samples, and reasons that this or later samples are lost for. Returns what to log, at most once a second: the number
-    /// of samples and the reasons.
+    /// Adds lost samples, and reasons that this or later samples are lost for. Returns what to log,
+    /// at most once a second: the number of samples and the reasons.
     pub fn add(
         &mut self,
         count: u64,

@@ -1,10 +1,13 @@
-//! Native (exponential) histograms as Prometheus specifies them: <https://prometheus.io/docs/specs/native_histograms/>.
+//! Native (exponential) histograms as Prometheus specifies them:
+//! <https://prometheus.io/docs/specs/native_histograms/>.
 //!
-//! The bucket `index` of schema s holds the values above 2^((index - 1) / 2^s), up to 2^(index / 2^s) inclusive.
+//! The bucket `index` of schema s holds the values above 2^((index - 1) / 2^s), up to 2^(index /
+//! 2^s) inclusive.
 //!
-//! Observations are counted without a lock, at the configured schema, in pages: one for each octave (the values between
-//! two powers of two), created by its first observation. A reading merges neighbouring buckets, which lowers the
-//! schema, until the limit of buckets holds. Counts only grow, so later readings never have a higher schema.
+//! Observations are counted without a lock, at the configured schema, in pages: one for each octave
+//! (the values between two powers of two), created by its first observation. A reading merges
+//! neighbouring buckets, which lowers the schema, until the limit of buckets holds. Counts only
+//! grow, so later readings never have a higher schema.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +18,8 @@ use super::reading;
 
 /// The octaves that are distinguished.
 const OCTAVES: usize = (NativeSpec::HIGHEST_EXPONENT - NativeSpec::LOWEST_EXPONENT) as usize;
-/// The most counts in the pages of one sign: all octaves up to schema 6, half of them with schema 7, a quarter with schema 8.
+/// The most counts in the pages of one sign: all octaves up to schema 6, half of them with schema
+/// 7, a quarter with schema 8.
 const MAX_COUNTS: usize = 8192;
 /// The exponent of infinity at schema 0: the bucket after the largest f64.
 const INFINITE: i32 = 1025;
@@ -63,8 +67,15 @@ impl Clone for Side {
 impl Native {
     pub(super) fn new(spec: NativeSpec) -> Self {
         let parts = 1_u32 << spec.schema.max(0);
-        let bounds = (0..parts).map(|part| (f64::from(part) / f64::from(parts)).exp2() / 2.0).collect();
-        Self { spec, bounds, zero: Count::default(), positive: OnceLock::new(), negative: OnceLock::new() }
+        let bounds =
+            (0..parts).map(|part| (f64::from(part) / f64::from(parts)).exp2() / 2.0).collect();
+        Self {
+            spec,
+            bounds,
+            zero: Count::default(),
+            positive: OnceLock::new(),
+            negative: OnceLock::new(),
+        }
     }
 
     /// Records an observation, which must not be NaN, `times` times.
@@ -79,15 +90,18 @@ impl Native {
         side.add(octave, part, self.bounds.len(), times);
     }
 
-    /// Returns the position of a value's octave, which is [`OCTAVES`] or more if it is above all, and the bucket in it.
+    /// Returns the position of a value's octave, which is [`OCTAVES`] or more if it is above all,
+    /// and the bucket in it.
     fn place(&self, magnitude: f64) -> (usize, usize) {
         let bits = magnitude.to_bits();
-        // The value is fraction * 2^exponent, where the fraction is at least 0.5 and below 1. It is no subnormal number.
+        // The value is fraction * 2^exponent, where the fraction is at least 0.5 and below 1. It is
+        // no subnormal number.
         let exponent = (bits >> 52) as i32 - 1022;
         let fraction = f64::from_bits(bits & ((1 << 52) - 1) | 1022 << 52);
         let above = self.bounds.partition_point(|&bound| bound < fraction);
         // A power of two is the upper bound of an octave.
-        let (exponent, part) = if above == 0 { (exponent - 1, self.bounds.len() - 1) } else { (exponent, above - 1) };
+        let (exponent, part) =
+            if above == 0 { (exponent - 1, self.bounds.len() - 1) } else { (exponent, above - 1) };
         (usize::try_from(exponent - NativeSpec::LOWEST_EXPONENT - 1).unwrap_or(0), part)
     }
 
@@ -98,7 +112,9 @@ impl Native {
         // Observations beside the pages are known to the octave only.
         let whole = [positive, negative].into_iter().flatten().any(Side::has_whole);
         let schema = if whole { 0 } else { highest };
-        let buckets = |side: Option<&Side>| side.map_or_else(Vec::new, |side| side.read(self.bounds.len(), schema));
+        let buckets = |side: Option<&Side>| {
+            side.map_or_else(Vec::new, |side| side.read(self.bounds.len(), schema))
+        };
         let mut reading = reading::Native {
             schema,
             zero_threshold: self.spec.zero_threshold,
@@ -149,7 +165,8 @@ impl Side {
         self.max_pages > 0 && self.octaves.iter().any(|octave| octave.whole.get() > 0)
     }
 
-    /// Returns the buckets that are not empty at a schema: 0, or the schema of the pages, which have `parts` buckets.
+    /// Returns the buckets that are not empty at a schema: 0, or the schema of the pages, which
+    /// have `parts` buckets.
     fn read(&self, parts: usize, schema: i32) -> Vec<(i32, u64)> {
         let mut buckets = Vec::new();
         for (exponent, octave) in (NativeSpec::LOWEST_EXPONENT + 1..).zip(&self.octaves) {
@@ -193,7 +210,8 @@ mod tests {
         NativeSpec { schema, max_buckets, ..NativeSpec::default() }
     }
 
-    /// Returns the index of the bucket by the definition: the lowest index whose bound is at least the value.
+    /// Returns the index of the bucket by the definition: the lowest index whose bound is at least
+    /// the value.
     fn by_definition(schema: i32, value: f64) -> i32 {
         let near = (value.log2() * f64::from(schema).exp2()).floor() as i32;
         (near - 1..).find(|&index| bound(schema, index) >= value).unwrap()
@@ -212,7 +230,8 @@ mod tests {
     #[test]
     fn observations_are_counted_in_the_buckets_of_the_definition() {
         for schema in NativeSpec::LOWEST_SCHEMA..=NativeSpec::HIGHEST_SCHEMA {
-            let mut values: Vec<f64> = (-63..=63).map(|exponent| f64::from(exponent).exp2()).collect();
+            let mut values: Vec<f64> =
+                (-63..=63).map(|exponent| f64::from(exponent).exp2()).collect();
             // Bounds, and the values beside them.
             let bounds = (-300..300).map(|index| bound(schema, index));
             values.extend(
@@ -224,7 +243,11 @@ mod tests {
             for value in values {
                 let native = Native::new(spec(schema, 1000));
                 native.observe(value, 2);
-                assert_eq!(positive(&native), [(by_definition(schema, value), 2)], "schema {schema}, value {value:e}");
+                assert_eq!(
+                    positive(&native),
+                    [(by_definition(schema, value), 2)],
+                    "schema {schema}, value {value:e}"
+                );
             }
         }
     }
@@ -255,7 +278,20 @@ mod tests {
     #[test]
     fn zero_negative_and_infinite_values_have_their_buckets() {
         let native = Native::new(NativeSpec { zero_threshold: 0.01, ..spec(0, 160) });
-        for value in [0.0, -0.0, 0.01, -0.005, 3.0, -3.0, -4.0, 5e-324, 1e19, 1e300, f64::INFINITY, f64::NEG_INFINITY] {
+        for value in [
+            0.0,
+            -0.0,
+            0.01,
+            -0.005,
+            3.0,
+            -3.0,
+            -4.0,
+            5e-324,
+            1e19,
+            1e300,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+        ] {
             native.observe(value, 1);
         }
         let reading = native.read();
@@ -280,7 +316,9 @@ mod tests {
             native.observe(value, 1);
             native.observe(-value, 1);
             let reading = native.read();
-            assert!(reading.positive.len() + reading.negative.len() <= 40 && reading.schema <= highest);
+            assert!(
+                reading.positive.len() + reading.negative.len() <= 40 && reading.schema <= highest
+            );
             assert_eq!(reading.count(), 2 * (step as u64 + 1));
             highest = reading.schema;
         }
@@ -288,7 +326,8 @@ mod tests {
         let reading = native.read();
         let mut expected = std::collections::BTreeMap::new();
         for step in 1..=2000 {
-            *expected.entry(by_definition(reading.schema, f64::from(step) * 1e-4)).or_insert(0) += 1;
+            *expected.entry(by_definition(reading.schema, f64::from(step) * 1e-4)).or_insert(0) +=
+                1;
         }
         assert_eq!(reading.positive, expected.into_iter().collect::<Vec<_>>());
     }
@@ -328,7 +367,9 @@ mod tests {
         std::thread::scope(|scope| {
             for thread in 1..=4 {
                 let native = &native;
-                scope.spawn(move || (1..=10_000).for_each(|n| native.observe(f64::from(n * thread), 1)));
+                scope.spawn(move || {
+                    (1..=10_000).for_each(|n| native.observe(f64::from(n * thread), 1))
+                });
             }
         });
         assert_eq!(native.read().count(), 40_000);

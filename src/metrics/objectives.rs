@@ -1,8 +1,9 @@
-//! Counts the good and the bad requests of one model, for each service level objective that covers it.
+//! Counts the good and the bad requests of one model, for each service level objective that covers
+//! it.
 //!
-//! Each request is compared with the objective's threshold, so the counts are exact. They take no lock: a changed
-//! definition appends a generation of objectives, which a request reaches over one pointer for each change since the
-//! model's load.
+//! Each request is compared with the objective's threshold, so the counts are exact. They take no
+//! lock: a changed definition appends a generation of objectives, which a request reaches over one
+//! pointer for each change since the model's load.
 
 use std::sync::{Arc, OnceLock};
 
@@ -54,10 +55,14 @@ impl Objective {
             ObjectiveValue::Good => Number::Whole(good),
             ObjectiveValue::All => Number::Whole(all),
             ObjectiveValue::Share => Number::Float(self.share.ratio()),
-            ObjectiveValue::Threshold if self.sli == Sli::Latency => Number::Float(self.limit_ns as f64 / 1e9),
+            ObjectiveValue::Threshold if self.sli == Sli::Latency => {
+                Number::Float(self.limit_ns as f64 / 1e9)
+            }
             ObjectiveValue::Threshold => return None,
             ObjectiveValue::Budget if all == 0 => Number::Float(1.0),
-            ObjectiveValue::Budget => Number::Float(1.0 - bad as f64 / all as f64 / self.share.budget()),
+            ObjectiveValue::Budget => {
+                Number::Float(1.0 - bad as f64 / all as f64 / self.share.budget())
+            }
         })
     }
 
@@ -100,15 +105,26 @@ impl Objectives {
     pub(super) fn define(&self, model: &ModelName, slos: &[Slo]) {
         let before = self.current();
         let covering = slos.iter().filter(|slo| slo.covers(model));
-        let wanted = covering.flat_map(|slo| slo.indicators().map(|indicator| (Arc::from(&*slo.name), indicator)));
+        let wanted = covering
+            .flat_map(|slo| slo.indicators().map(|indicator| (Arc::from(&*slo.name), indicator)));
         let wanted = wanted.map(|(slo, (sli, limit_ns, share))| {
-            let new = Objective { slo, sli, limit_ns: limit_ns.unwrap_or(u64::MAX), share, requests: Arc::default() };
-            let kept = before.iter().find(|old| new.counts_as(old)).map(|old| Arc::clone(&old.requests));
+            let new = Objective {
+                slo,
+                sli,
+                limit_ns: limit_ns.unwrap_or(u64::MAX),
+                share,
+                requests: Arc::default(),
+            };
+            let kept =
+                before.iter().find(|old| new.counts_as(old)).map(|old| Arc::clone(&old.requests));
             Objective { requests: kept.unwrap_or_default(), ..new }
         });
         let objectives: Vec<Objective> = wanted.collect();
         if objectives.len() != before.len()
-            || !objectives.iter().zip(before).all(|(new, old)| new.counts_as(old) && new.share == old.share)
+            || !objectives
+                .iter()
+                .zip(before)
+                .all(|(new, old)| new.counts_as(old) && new.share == old.share)
         {
             // Only fails if another definition was added at the same time, which callers exclude.
             let _ = self.end().set(Box::new(Generation { objectives, next: OnceLock::new() }));
@@ -159,8 +175,8 @@ pub(super) enum Fault {
     Server,
     /// The request was not valid, or not allowed: it does not count.
     Client,
-    /// The client left before the response: the request is bad if it had exceeded the time in which it must succeed, and
-    /// otherwise does not count.
+    /// The client left before the response: the request is bad if it had exceeded the time in which
+    /// it must succeed, and otherwise does not count.
     Abandoned,
 }
 
@@ -190,7 +206,10 @@ impl From<&InferError> for Fault {
     /// A model that refuses a request as invalid, by its code, is not at fault.
     fn from(error: &InferError) -> Self {
         match error.code {
-            ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::AlreadyExists | ErrorCode::Unsupported
+            ErrorCode::InvalidArg
+            | ErrorCode::NotFound
+            | ErrorCode::AlreadyExists
+            | ErrorCode::Unsupported
                 if error.reason == Reason::Backend =>
             {
                 Self::Client
@@ -241,14 +260,16 @@ mod tests {
     use super::super::catalog::Catalog;
     use super::*;
 
-    const SLO: &str = "{name: a, model: m, latency: {threshold: 1ms, share: 90%}, availability: 99%}";
+    const SLO: &str =
+        "{name: a, model: m, latency: {threshold: 1ms, share: 90%}, availability: 99%}";
 
     fn slos(text: &str) -> Vec<Slo> {
         Catalog::parse(&format!("slos: [{text}]"), "m.yaml").unwrap().slos().to_vec()
     }
 
     fn counts(objectives: &Objectives) -> Vec<(&'static str, u64, u64)> {
-        let of = |objective: &Objective| (objective.requests.good.get(), objective.requests.bad.get());
+        let of =
+            |objective: &Objective| (objective.requests.good.get(), objective.requests.bad.get());
         objectives.current().iter().map(|one| (one.sli(), of(one).0, of(one).1)).collect()
     }
 

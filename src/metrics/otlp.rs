@@ -1,10 +1,12 @@
-//! The view for OpenTelemetry collectors: messages with every number that a scrape shows, under the same names and labels.
+//! The view for OpenTelemetry collectors: messages with every number that a scrape shows, under the
+//! same names and labels.
 //!
-//! Counters are monotonic sums, histograms have explicit bounds or exponential buckets, and summaries are summaries. A metric is
-//! exported if its `modes` in `metrics.yaml` contain prometheus; the `mode` of the file has no effect here.
+//! Counters are monotonic sums, histograms have explicit bounds or exponential buckets, and
+//! summaries are summaries. A metric is exported if its `modes` in `metrics.yaml` contain
+//! prometheus; the `mode` of the file has no effect here.
 //!
-//! Source: the OpenTelemetry metrics data model (opentelemetry.io/docs/specs/otel/metrics/data-model), "Temporality" and
-//! "Resets and Gaps".
+//! Source: the OpenTelemetry metrics data model
+//! (opentelemetry.io/docs/specs/otel/metrics/data-model), "Temporality" and "Resets and Gaps".
 
 use std::collections::HashMap;
 
@@ -35,8 +37,8 @@ named_enum! {
         Cumulative => "cumulative",
         /// Counters and histograms since the last accepted export.
         Delta => "delta",
-        /// Histograms since the last accepted export. Counters since the start of each series: an export reads them as an
-        /// asynchronous instrument, and the store keeps only their sums.
+        /// Histograms since the last accepted export. Counters since the start of each series: an
+        /// export reads them as an asynchronous instrument, and the store keeps only their sums.
         LowMemory => "lowmemory",
     }
     /// The name in OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE.
@@ -44,7 +46,8 @@ named_enum! {
 }
 
 impl Temporality {
-    /// Returns whether values of metrics of this type are those since the last export. Summaries are always cumulative.
+    /// Returns whether values of metrics of this type are those since the last export. Summaries
+    /// are always cumulative.
     fn is_delta(self, kind: Kind) -> bool {
         match kind {
             Kind::Counter => self == Self::Delta,
@@ -61,7 +64,8 @@ named_enum! {
         /// Those with the bounds in `metrics.yaml`.
         #[default]
         Explicit => "explicit_bucket_histogram",
-        /// Exponential buckets for histograms with `native` in `metrics.yaml`; the others have explicit bounds.
+        /// Exponential buckets for histograms with `native` in `metrics.yaml`; the others have
+        /// explicit bounds.
         Exponential => "base2_exponential_bucket_histogram",
     }
     /// The name in OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION.
@@ -73,7 +77,8 @@ named_enum! {
 struct Progress {
     /// The start of the values of the next export.
     start_ns: u64,
-    /// The state at that time for deltas, else the state at the last export; `None` before the first.
+    /// The state at that time for deltas, else the state at the last export; `None` before the
+    /// first.
     base: Option<State>,
     /// The number of the last export that contained it.
     seen: u64,
@@ -81,8 +86,8 @@ struct Progress {
 
 /// Encodes exports. Remembers one state of each series that exists.
 ///
-/// A series that appears between two exports starts at the time of the first of them. A series whose value decreases was
-/// created again (by a reload of its model) and starts at 0.
+/// A series that appears between two exports starts at the time of the first of them. A series
+/// whose value decreases was created again (by a reload of its model) and starts at 0.
 #[derive(Debug)]
 pub struct Encoder {
     resource: Resource,
@@ -94,15 +99,21 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder for a server with these attributes that started at `started_ns` (since 1970).
-    pub fn new(attributes: &[(String, String)], form: (Temporality, Aggregation), started_ns: u64) -> Self {
+    /// Creates an encoder for a server with these attributes that started at `started_ns` (since
+    /// 1970).
+    pub fn new(
+        attributes: &[(String, String)],
+        form: (Temporality, Aggregation),
+        started_ns: u64,
+    ) -> Self {
         let resource = resource(attributes);
         Self { resource, form, series: HashMap::new(), last_ns: started_ns, exports: 0 }
     }
 
     /// Encodes the present values, in messages of limited size. `now_ns` is the time since 1970.
     ///
-    /// A delta begins at the last export that was [accepted](Self::accepted), so that a failed export loses nothing.
+    /// A delta begins at the last export that was [accepted](Self::accepted), so that a failed
+    /// export loses nothing.
     pub fn encode(&mut self, cache: &Cache, now_ns: u64) -> Vec<Export> {
         let native = self.form.1 == Aggregation::Exponential;
         let readings = Readings::new(cache, Details { exemplars: true, native });
@@ -113,7 +124,9 @@ impl Encoder {
         for family in readings.families() {
             let spec = family.spec();
             if spec.modes.prometheus {
-                readings.each(family, &mut |labels, reading| self.add(&mut messages, spec, labels, reading));
+                readings.each(family, &mut |labels, reading| {
+                    self.add(&mut messages, spec, labels, reading)
+                });
             }
         }
         let exports = self.exports;
@@ -123,15 +136,29 @@ impl Encoder {
     }
 
     /// Adds the point of one series.
-    fn add(&mut self, messages: &mut Messages, spec: &MetricSpec, labels: &[(&str, &str)], reading: Reading) {
+    fn add(
+        &mut self,
+        messages: &mut Messages,
+        spec: &MetricSpec,
+        labels: &[(&str, &str)],
+        reading: Reading,
+    ) {
         let now_ns = messages.now_ns();
         let delta = self.form.0.is_delta(spec.kind);
         let Some(state) = State::of(spec.kind, &reading) else {
-            return messages.add(spec, delta, point(spec, labels, reading, Span { start_ns: 0, now_ns }));
+            return messages.add(
+                spec,
+                delta,
+                point(spec, labels, reading, Span { start_ns: 0, now_ns }),
+            );
         };
         let key = key(&spec.name, labels);
         let start_ns = self.last_ns;
-        let progress = self.series.entry(key.clone()).or_insert_with(|| Progress { start_ns, base: None, seen: 0 });
+        let progress = self.series.entry(key.clone()).or_insert_with(|| Progress {
+            start_ns,
+            base: None,
+            seen: 0,
+        });
         progress.seen = self.exports;
         if progress.base.as_ref().is_some_and(|base| !base.precedes(&state)) {
             progress.base = None;

@@ -39,12 +39,14 @@ pub struct Histogram {
     pub negative: bool,
     /// The latest traced observation of each bucket, by the bucket's position.
     pub exemplars: BTreeMap<usize, Exemplar>,
-    /// The same observations in native buckets, if the metric has them and the view asks for them. Read before
-    /// `buckets`, so it contains none of the observations that were recorded meanwhile.
+    /// The same observations in native buckets, if the metric has them and the view asks for them.
+    /// Read before `buckets`, so it contains none of the observations that were recorded
+    /// meanwhile.
     pub native: Option<Native>,
 }
 
-/// A distribution by exponential buckets: the bucket `index` has the upper bound 2^(index / 2^schema).
+/// A distribution by exponential buckets: the bucket `index` has the upper bound 2^(index /
+/// 2^schema).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Native {
     /// The resolution, from -4 to 8.
@@ -62,7 +64,8 @@ pub struct Native {
 impl Native {
     /// The number of observations.
     pub fn count(&self) -> u64 {
-        self.zero_count + self.positive.iter().chain(&self.negative).map(|(_, count)| count).sum::<u64>()
+        self.zero_count
+            + self.positive.iter().chain(&self.negative).map(|(_, count)| count).sum::<u64>()
     }
 }
 
@@ -131,15 +134,24 @@ impl Reading {
         }
     }
 
-    /// Returns the reading with every value multiplied by 10^`digits`, which is exact. Counts of observations stay.
+    /// Returns the reading with every value multiplied by 10^`digits`, which is exact. Counts of
+    /// observations stay.
     pub(super) fn shifted(self, digits: i32) -> Self {
         match self {
             Self::Number(number) => Self::Number(Number::Float(shifted(number.as_f64(), digits))),
             // Native buckets have powers of two as bounds, which no power of ten shifts exactly.
             Self::Histogram(Histogram { sum, mut buckets, negative, mut exemplars, native: _ }) => {
                 buckets.iter_mut().for_each(|(bound, _)| *bound = shifted(*bound, digits));
-                exemplars.values_mut().for_each(|exemplar| exemplar.value = shifted(exemplar.value, digits));
-                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, negative, exemplars, native: None })
+                exemplars
+                    .values_mut()
+                    .for_each(|exemplar| exemplar.value = shifted(exemplar.value, digits));
+                Self::Histogram(Histogram {
+                    sum: shifted(sum, digits),
+                    buckets,
+                    negative,
+                    exemplars,
+                    native: None,
+                })
             }
             Self::Summary(Summary { sum, count, mut quantiles }) => {
                 quantiles.iter_mut().for_each(|(_, value)| *value = shifted(*value, digits));

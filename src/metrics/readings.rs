@@ -1,8 +1,9 @@
-//! The only enumeration of series: the definition of each family, and the labels and value of each of its series. All
-//! views use it, so they agree. All values belong to one moment: see [`transaction`](super::transaction).
+//! The only enumeration of series: the definition of each family, and the labels and value of each
+//! of its series. All views use it, so they agree. All values belong to one moment: see
+//! [`transaction`](super::transaction).
 //!
-//! Labels are in no particular order: the metric's come first, then a model's namespace and tags. Families are in the
-//! order of `metrics.yaml`, models in the order of name and version.
+//! Labels are in no particular order: the metric's come first, then a model's namespace and tags.
+//! Families are in the order of `metrics.yaml`, models in the order of name and version.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -58,7 +59,8 @@ pub struct Readings<C> {
     models: Vec<ModelReading>,
     /// `None` unless requests are counted by alias.
     aliases: Option<Vec<AliasReading>>,
-    /// The series of each family whose values are in its series, by the position of the family. Empty for the others.
+    /// The series of each family whose values are in its series, by the position of the family.
+    /// Empty for the others.
     families: Vec<Vec<FamilyReading>>,
     details: Details,
 }
@@ -81,25 +83,40 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     /// Reads the cache, with these details.
     pub fn new(cache: C, details: Details) -> Self {
         let transactions = cache.transactions();
-        // Which series exist is read together with their values, so that an event that creates a series is read as a whole.
+        // Which series exist is read together with their values, so that an event that creates a
+        // series is read as a whole.
         let (registry, requests, models, aliases, families) = transactions.snapshot(|| {
             let registry = cache.registry();
-            let models = cache.models().into_iter().map(|series| ModelReading::copy(series, Some(details))).collect();
-            let aliases = cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
-            let families = registry.families().iter().map(|family| FamilyReading::copy_all(family, details)).collect();
+            let models = cache
+                .models()
+                .into_iter()
+                .map(|series| ModelReading::copy(series, Some(details)))
+                .collect();
+            let aliases =
+                cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
+            let families = registry
+                .families()
+                .iter()
+                .map(|family| FamilyReading::copy_all(family, details))
+                .collect();
             (registry, cache.requests().copy(), models, aliases, families)
         });
         Self { cache, registry, requests, models, aliases, families, details }
     }
 
     /// Reads only the counters of these models and of the server.
-    pub(super) fn of_counters<'m>(cache: C, models: impl Iterator<Item = &'m Arc<ModelSeries>>) -> Self {
+    pub(super) fn of_counters<'m>(
+        cache: C,
+        models: impl Iterator<Item = &'m Arc<ModelSeries>>,
+    ) -> Self {
         let registry = cache.registry();
         let details = Details::default();
         let transactions = cache.transactions();
         let (requests, models, aliases) = transactions.snapshot(|| {
-            let models = models.map(|series| ModelReading::copy(Arc::clone(series), None)).collect();
-            let aliases = cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
+            let models =
+                models.map(|series| ModelReading::copy(Arc::clone(series), None)).collect();
+            let aliases =
+                cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
             (cache.requests().copy(), models, aliases)
         });
         Self { cache, registry, requests, models, aliases, families: Vec::new(), details }
@@ -115,11 +132,16 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         self.registry.families()
     }
 
-    /// Returns every family under each of its names, in the definition's order: its own name, then those in `also_as`.
+    /// Returns every family under each of its names, in the definition's order: its own name, then
+    /// those in `also_as`.
     pub fn named(&self) -> Vec<Named> {
         let mut all = Vec::with_capacity(self.families().len());
         for family in self.families() {
-            all.push(Named { family: Arc::clone(family), spec: Arc::clone(&family.spec), digits: 0 });
+            all.push(Named {
+                family: Arc::clone(family),
+                spec: Arc::clone(&family.spec),
+                digits: 0,
+            });
             all.extend(family.spec.also_as.iter().map(|other| {
                 let spec = Arc::new(family.spec.renamed(other));
                 Named { family: Arc::clone(family), spec, digits: other.digits }
@@ -144,8 +166,11 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         let spec = family.spec();
         match source_of(spec) {
             Source::Family | Source::UnloggedFamily => {
-                let position = self.families().iter().position(|other| std::ptr::eq(&**other, family));
-                let all = position.and_then(|position| self.families.get(position)).map_or(&[][..], Vec::as_slice);
+                let position =
+                    self.families().iter().position(|other| std::ptr::eq(&**other, family));
+                let all = position
+                    .and_then(|position| self.families.get(position))
+                    .map_or(&[][..], Vec::as_slice);
                 let mut labels = Vec::with_capacity(spec.dimensions.len());
                 for FamilyReading { series, value } in all {
                     labels.clear();
@@ -172,8 +197,11 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             Source::Answers => {
                 for answers in &self.requests.answers {
                     let code = answers.code();
-                    let labels =
-                        [("protocol", answers.protocol.as_str()), ("route", answers.route.as_str()), ("code", &*code)];
+                    let labels = [
+                        ("protocol", answers.protocol.as_str()),
+                        ("route", answers.route.as_str()),
+                        ("code", &*code),
+                    ];
                     visit(&labels, whole(answers.count));
                 }
             }
@@ -188,47 +216,71 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 }
             }
             Source::HttpClass(class) => {
-                visit(&[("Level", "Host"), ("Hostname", hostname)], whole(self.requests.http_class(class)));
+                visit(
+                    &[("Level", "Host"), ("Hostname", hostname)],
+                    whole(self.requests.http_class(class)),
+                );
             }
             Source::OpenStreams => {
                 for protocol in Protocol::ALL {
                     let open = self.requests.streams(protocol);
-                    visit(&[("protocol", protocol.as_str())], Reading::Number(Number::Signed(open)));
+                    visit(
+                        &[("protocol", protocol.as_str())],
+                        Reading::Number(Number::Signed(open)),
+                    );
                 }
             }
             Source::Model(LabelSet::Alias, ModelValue::Count(count, scale)) => {
                 for AliasReading { alias, counts } in self.aliases.iter().flatten() {
-                    let [name, version] = [("model_name", &*alias.name), ("model_version", &*alias.version)];
-                    visit(&[name, version, ("hostname", hostname)], scaled(counts.get(count), scale));
+                    let [name, version] =
+                        [("model_name", &*alias.name), ("model_version", &*alias.version)];
+                    visit(
+                        &[name, version, ("hostname", hostname)],
+                        scaled(counts.get(count), scale),
+                    );
                 }
             }
             _ => {}
         }
     }
 
-    /// Visits the series of one model in a family with this source. The model may have been unloaded.
-    pub(super) fn of_model(&self, model: &ModelReading, spec: &MetricSpec, source: Source, visit: Visit<'_>) {
+    /// Visits the series of one model in a family with this source. The model may have been
+    /// unloaded.
+    pub(super) fn of_model(
+        &self,
+        model: &ModelReading,
+        spec: &MetricSpec,
+        source: Source,
+        visit: Visit<'_>,
+    ) {
         let Source::Model(set, value) = source else { return };
         if set == LabelSet::Alias && self.aliases.is_some() {
             return;
         }
         let ModelReading { series, cells } = model;
         let mut labels = series.labels(set, self.cache.hostname());
-        let mut by = |label: &'static str, values: &mut dyn Iterator<Item = (&'static str, Reading)>| {
-            for (value, reading) in values {
-                labels.push((label, value));
-                visit(&labels, reading);
-                labels.pop();
-            }
-        };
+        let mut by =
+            |label: &'static str, values: &mut dyn Iterator<Item = (&'static str, Reading)>| {
+                for (value, reading) in values {
+                    labels.push((label, value));
+                    visit(&labels, reading);
+                    labels.pop();
+                }
+            };
         match value {
             ModelValue::Failures => {
                 let counts = Failure::ALL.iter().zip(&cells.failures);
-                by("reason", &mut counts.map(|(failure, count)| (failure.as_str(), whole(count.get()))));
+                by(
+                    "reason",
+                    &mut counts.map(|(failure, count)| (failure.as_str(), whole(count.get()))),
+                );
             }
             ModelValue::Batches => {
                 let counts = SendReason::ALL.iter().zip(&cells.sent);
-                by("reason", &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))));
+                by(
+                    "reason",
+                    &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))),
+                );
             }
             ModelValue::Instances => {
                 by(
@@ -242,7 +294,8 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
                     let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
-                    let labels: Vec<(&str, &str)> = labels.iter().copied().chain([("tenant", tenant)]).collect();
+                    let labels: Vec<(&str, &str)> =
+                        labels.iter().copied().chain([("tenant", tenant)]).collect();
                     visit(&labels, scaled(usage.get(value), value.scale()));
                 }
             }
@@ -263,21 +316,36 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     }
 
     /// Returns the value of a metric with at most one series for each model.
-    fn of_value(&self, model: &ModelReading, spec: &MetricSpec, value: ModelValue) -> Option<Reading> {
+    fn of_value(
+        &self,
+        model: &ModelReading,
+        spec: &MetricSpec,
+        value: ModelValue,
+    ) -> Option<Reading> {
         let ModelReading { series, cells } = model;
         let durations = &cells.durations;
         Some(match value {
             ModelValue::Count(count, scale) => scaled(cells.counts.get(count), scale),
-            ModelValue::CacheCount(count, scale) if series.cached() => scaled(cells.counts.get(count), scale),
+            ModelValue::CacheCount(count, scale) if series.cached() => {
+                scaled(cells.counts.get(count), scale)
+            }
             ModelValue::Pending => Reading::Number(Number::Signed(cells.pending.get())),
-            ModelValue::Durations(stage) => Reading::Histogram(durations.histogram(stage)?.read(self.details)),
-            ModelValue::FirstResponse => Reading::Histogram(durations.first_response()?.read(self.details)),
-            ModelValue::Stream(value) if cells.responses.is_on() => cells.streams.read(value, self.details)?,
+            ModelValue::Durations(stage) => {
+                Reading::Histogram(durations.histogram(stage)?.read(self.details))
+            }
+            ModelValue::FirstResponse => {
+                Reading::Histogram(durations.first_response()?.read(self.details))
+            }
+            ModelValue::Stream(value) if cells.responses.is_on() => {
+                cells.streams.read(value, self.details)?
+            }
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if series.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
-            ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
+            ModelValue::CacheQuantiles(lookup) => {
+                Reading::Summary(durations.cache_summary(lookup)?.read())
+            }
             ModelValue::CacheCount(..)
             | ModelValue::Stream(_)
             | ModelValue::Failures
@@ -328,7 +396,8 @@ fn scaled(count: u64, scale: Scale) -> Reading {
 fn batch_sizes(model: &ModelReading, spec: &MetricSpec, details: Details) -> Histogram {
     let bounds = own_or_defined(&model.series.own_buckets, spec);
     let native = spec.native.filter(|_| details.native).map(Native::new);
-    let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
+    let mut buckets: Vec<(f64, u64)> =
+        bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
     for (size, cell) in model.cells.batches().iter() {
         let size = *size as f64;
@@ -358,9 +427,12 @@ mod tests {
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
-        let latencies =
-            Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
-        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: {header: tenant}";
+        let latencies = Overrides {
+            settings: vec![Setting::parse("summary_latencies", "true").unwrap()],
+            ..Overrides::default()
+        };
+        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: \
+                    {header: tenant}";
         let catalog = Catalog::parse(&format!("{SHIPPED}\n{slos}"), "m.yaml").unwrap();
         let cache = Cache::new(latencies.apply(catalog), Settings::new("h"));
         let tags = [("team".to_owned(), "t".to_owned())];
@@ -378,11 +450,16 @@ mod tests {
         let readings = Readings::new(cache, Details::default());
         let mut found = Vec::new();
         for family in readings.families() {
-            let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };
+            let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else {
+                continue;
+            };
             readings.each(family, &mut |labels, _| {
                 found.push((
                     builtin,
-                    labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+                    labels
+                        .iter()
+                        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                        .collect(),
                 ));
             });
         }
@@ -393,7 +470,8 @@ mod tests {
     fn every_source_yields_series_with_the_labels_of_its_metric() {
         let found = label_sets(&cache());
         for builtin in Builtin::ALL.iter().copied().filter(|builtin| !builtin.is_family()) {
-            let all: Vec<_> = found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels).collect();
+            let all: Vec<_> =
+                found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels).collect();
             // Triton does not show quantiles of requests that are not all executed.
             assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
             for labels in all {
@@ -411,11 +489,15 @@ mod tests {
         }
     }
 
-    /// One rule by the first part of the name: dashboards and rules combine metrics of the server by these labels.
+    /// One rule by the first part of the name: dashboards and rules combine metrics of the server
+    /// by these labels.
     #[test]
-    fn metrics_of_other_servers_have_the_namespace_in_a_label_and_those_of_this_server_in_the_name() {
+    fn metrics_of_other_servers_have_the_namespace_in_a_label_and_those_of_this_server_in_the_name()
+    {
         for (builtin, labels) in label_sets(&cache()) {
-            let value = |name: &str| labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str());
+            let value = |name: &str| {
+                labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str())
+            };
             let shown = (value("model").or(value("model_name")), value("namespace"));
             let expected = match builtin.name().split('_').next() {
                 Some("nv" | "ts") => (Some("m"), Some("/srv/models")),
@@ -428,12 +510,21 @@ mod tests {
     #[test]
     fn label_sets_define_how_a_namespace_is_shown() {
         let pairs = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect::<Vec<_>>()
         };
-        let triton = [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
+        let triton =
+            [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
         let tagged = [("model", "/srv/models/m"), ("version", "1"), ("_team", "t")];
         let full = [("model", "/srv/models/m"), ("version", "1")];
-        let alias = [("model_name", "m"), ("model_version", "1"), ("hostname", "h"), ("namespace", "/srv/models")];
+        let alias = [
+            ("model_name", "m"),
+            ("model_version", "1"),
+            ("hostname", "h"),
+            ("namespace", "/srv/models"),
+        ];
         let cache = cache();
         let found = label_sets(&cache);
         for (builtin, expected) in [
@@ -445,14 +536,26 @@ mod tests {
             (Builtin::InstanceRestarts, &full),
             (Builtin::TsLatency, &alias),
         ] {
-            let labels: Vec<_> =
-                found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels.clone()).collect();
+            let labels: Vec<_> = found
+                .iter()
+                .filter(|(of, _)| *of == builtin)
+                .map(|(_, labels)| labels.clone())
+                .collect();
             assert_eq!(labels, [pairs(expected)], "{}", builtin.name());
         }
-        cache.count_by_alias(Naming { default_version: "none", worker: Box::new(|_, _, _| String::new()) });
+        cache.count_by_alias(Naming {
+            default_version: "none",
+            worker: Box::new(|_, _, _| String::new()),
+        });
         record::alias_requested(&cache, &cache.alias("x", "").unwrap());
         let found = label_sets(&cache);
-        let labels = found.iter().find(|(of, _)| *of == Builtin::TsRequests).map(|(_, labels)| labels.clone());
-        assert_eq!(labels, Some(pairs(&[("model_name", "x"), ("model_version", "none"), ("hostname", "h")])));
+        let labels = found
+            .iter()
+            .find(|(of, _)| *of == Builtin::TsRequests)
+            .map(|(_, labels)| labels.clone());
+        assert_eq!(
+            labels,
+            Some(pairs(&[("model_name", "x"), ("model_version", "none"), ("hostname", "h")]))
+        );
     }
 }

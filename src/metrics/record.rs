@@ -1,16 +1,17 @@
-//! One function for each event of the server: the only way to write the server's own metrics. Each function updates the
-//! values of all views (metrics, statistics extension) for its event.
+//! One function for each event of the server: the only way to write the server's own metrics. Each
+//! function updates the values of all views (metrics, statistics extension) for its event.
 //!
-//! The rules are Triton's for its statistics: each request of a batch is charged the compute durations of the whole
-//! batch, an execution is counted once, and a request refused before the queue only counts in [`request_answered`], not
-//! in the numbers of its model.
+//! The rules are Triton's for its statistics: each request of a batch is charged the compute
+//! durations of the whole batch, an execution is counted once, and a request refused before the
+//! queue only counts in [`request_answered`], not in the numbers of its model.
 //!
-//! The series of a load may have been replaced by the series of a reload while the load still answers requests. Each function finds
-//! those that views show (`ModelSeries::record`). Levels (pending requests, instances) and the properties of a load (its
-//! duration, memory and worker series) stay with the load.
+//! The series of a load may have been replaced by the series of a reload while the load still
+//! answers requests. Each function finds those that views show (`ModelSeries::record`). Levels
+//! (pending requests, instances) and the properties of a load (its duration, memory and worker
+//! series) stay with the load.
 //!
-//! Each function that changes several cells is a [transaction](super::transaction). A caller whose event needs several functions
-//! begins one around them (`ModelSeries::begin`).
+//! Each function that changes several cells is a [transaction](super::transaction). A caller whose
+//! event needs several functions begins one around them (`ModelSeries::begin`).
 
 use std::sync::Arc;
 
@@ -25,8 +26,8 @@ use super::catalog::STATE_BYTES;
 use super::family::Series;
 use super::journal::Line;
 use super::labels::{
-    Credentials, Failure, InstanceState, Listener, ModelChange, OnDemandUnload, Outcome, Protocol, RELOAD_RESULTS,
-    Refused, Route, result,
+    Credentials, Failure, InstanceState, Listener, ModelChange, OnDemandUnload, Outcome, Protocol,
+    RELOAD_RESULTS, Refused, Route, result,
 };
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
@@ -36,7 +37,8 @@ pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
 
-/// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
+/// Counts a predict request that was parsed and whose model was found. The model's checks or the
+/// queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
     let series = series.current();
     series.cells.counts.requests.add(1);
@@ -65,12 +67,14 @@ pub fn alias_done(cache: &Cache, alias: &Arc<AliasCounts>, timeline: &Timeline) 
     cache.journal().push_all(lines, "");
 }
 
-/// Counts a request that entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
+/// Counts a request that entered the queue (+1), or left it to be executed, rejected or cancelled
+/// (-1).
 pub fn request_pending(series: &ModelSeries, delta: i64) {
     series.cells.pending.add(delta);
 }
 
-/// Counts a successful request. `batch_size` is the request's own; 0 (the model does not batch) counts as 1.
+/// Counts a successful request. `batch_size` is the request's own; 0 (the model does not batch)
+/// counts as 1.
 ///
 /// Call once for each request, before its response is sent.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
@@ -81,9 +85,14 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     });
 }
 
-/// Counts a request that succeeded after its client had left, like [`inference_done`]. For the objectives of the model it is
-/// cancelled, or too late if the client's deadline has passed.
-pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64, deadline: Option<Instant>) {
+/// Counts a request that succeeded after its client had left, like [`inference_done`]. For the
+/// objectives of the model it is cancelled, or too late if the client's deadline has passed.
+pub fn inference_abandoned(
+    series: &ModelSeries,
+    timeline: &Timeline,
+    batch_size: u64,
+    deadline: Option<Instant>,
+) {
     let timeline = *timeline;
     let left = Failed::abandoned(deadline, timeline.request_end);
     series.record(move |series| {
@@ -98,8 +107,9 @@ fn count_client(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     count_success(series, timeline, batch_size);
 }
 
-/// Counts a successful warm-up request, as Triton does: like a request of a client, but neither for the objectives of the model nor
-/// for the metrics by alias (`ts_*`), which do not count it as a request.
+/// Counts a successful warm-up request, as Triton does: like a request of a client, but neither for
+/// the objectives of the model nor for the metrics by alias (`ts_*`), which do not count it as a
+/// request.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let timeline = *timeline;
     series.record(move |series| count_success(series, &timeline, batch_size));
@@ -125,8 +135,9 @@ fn count_execution(series: &ModelSeries, timeline: &Timeline) {
     counts.compute_output_ns.add(output);
 }
 
-/// Adds the queue and compute durations of one execution of a request of an iterative sequence that will be executed
-/// again, to the counters and to the distributions. The request itself is counted when it is done.
+/// Adds the queue and compute durations of one execution of a request of an iterative sequence that
+/// will be executed again, to the counters and to the distributions. The request itself is counted
+/// when it is done.
 pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     let timeline = *timeline;
     series.record(move |series| {
@@ -139,8 +150,8 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     });
 }
 
-/// Counts a request that the response cache answered; the look-up took `lookup_ns`. All compute stamps of the timeline
-/// are the start of the look-up. The request does not count as an inference.
+/// Counts a request that the response cache answered; the look-up took `lookup_ns`. All compute
+/// stamps of the timeline are the start of the look-up. The request does not count as an inference.
 ///
 /// Call once for each request, before its response is sent.
 pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
@@ -161,11 +172,11 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     });
 }
 
-/// Counts a successful request for which the response cache had no response. The insertion is added to the request's own time, which
-/// has the look-up already. (Triton adds the look-up once more.)
+/// Counts a successful request for which the response cache had no response. The insertion is added
+/// to the request's own time, which has the look-up already. (Triton adds the look-up once more.)
 ///
-/// Call before the response is sent. The request's timeline also holds the time of the insertion, for the log lines of
-/// [`batch_times`], [`request_times`] and [`ensemble_done`].
+/// Call before the response is sent. The request's timeline also holds the time of the insertion,
+/// for the log lines of [`batch_times`], [`request_times`] and [`ensemble_done`].
 pub fn cache_miss(series: &ModelSeries, times: MissTimes) {
     series.record(move |series| {
         let both = times.lookup_ns.saturating_add(times.insertion_ns);
@@ -188,17 +199,25 @@ pub struct MissTimes {
     pub insertion_ns: u64,
 }
 
-/// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall clock.
+/// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall
+/// clock.
 pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceId, now_ms: u64) {
     let timeline = *timeline;
     series.record(move |series| series.cells.durations.exemplify(&timeline, trace, now_ms));
 }
 
-/// Counts response `number` (from 0) of a decoupled model to a request. `infer_ns` is the time of execution: since the start of the
-/// batch in the worker for the first response, otherwise since the previous response. `output_ns` is the time of its outputs.
+/// Counts response `number` (from 0) of a decoupled model to a request. `infer_ns` is the time of
+/// execution: since the start of the batch in the worker for the first response, otherwise since
+/// the previous response. `output_ns` is the time of its outputs.
 ///
 /// Call before the response is sent.
-pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, infer_ns: u64, output_ns: u64) {
+pub fn response_done(
+    series: &ModelSeries,
+    number: u64,
+    kind: ResponseKind,
+    infer_ns: u64,
+    output_ns: u64,
+) {
     series.record(move |series| series.cells.responses.add(number, kind, infer_ns, output_ns));
 }
 
@@ -219,23 +238,33 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
     cache.requests().streams(protocol).add(delta);
 }
 
-/// Records the times of an executed batch: the gauge `QueueTime` for each successful request, in whole milliseconds,
-/// and `WorkerThreadTime` for `dispatch_ns`, the time that the batch spent on the way to the worker and back, in
-/// milliseconds with three decimals. Logs the latencies of the requests.
+/// Records the times of an executed batch: the gauge `QueueTime` for each successful request, in
+/// whole milliseconds, and `WorkerThreadTime` for `dispatch_ns`, the time that the batch spent on
+/// the way to the worker and back, in milliseconds with three decimals. Logs the latencies of the
+/// requests.
 ///
-/// Call once for each batch, before its responses are sent, with the timelines passed to [`inference_done`] plus what
-/// [`cache_miss`] added. The sums over the log lines then equal the cells.
-pub fn batch_times<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: u64) {
+/// Call once for each batch, before its responses are sent, with the timelines passed to
+/// [`inference_done`] plus what [`cache_miss`] added. The sums over the log lines then equal the
+/// cells.
+pub fn batch_times<'a>(
+    series: &ModelSeries,
+    timelines: impl Iterator<Item = &'a Timeline> + Clone,
+    dispatch_ns: u64,
+) {
     times_of(series, timelines, Some(dispatch_ns));
 }
 
-/// Records the times of one request of a decoupled model, whose responses end before its batch does. Call it once for
-/// such a request, and [`batch_times`] with the others.
+/// Records the times of one request of a decoupled model, whose responses end before its batch
+/// does. Call it once for such a request, and [`batch_times`] with the others.
 pub fn request_times(series: &ModelSeries, timeline: &Timeline) {
     times_of(series, std::iter::once(timeline), None);
 }
 
-fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: Option<u64>) {
+fn times_of<'a>(
+    series: &ModelSeries,
+    timelines: impl Iterator<Item = &'a Timeline> + Clone,
+    dispatch_ns: Option<u64>,
+) {
     let series = series.current();
     let times = series.times();
     let queue_ms = |timeline: &Timeline| (timeline.queue_ns() / 1_000_000) as f64;
@@ -252,7 +281,10 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
     series.journal().push_all(
         timelines
             .flat_map(|timeline| {
-                queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
+                queue
+                    .map(|line| (line, queue_ms(timeline)))
+                    .into_iter()
+                    .chain(latency_lines(&times, timeline))
             })
             .chain(of_batch),
         "",
@@ -260,7 +292,10 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
 }
 
 /// Returns the log lines for one request's share of the summed durations.
-fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Item = (&'a Arc<Line>, f64)> + use<'a> {
+fn latency_lines<'a>(
+    times: &'a Times,
+    timeline: &Timeline,
+) -> impl Iterator<Item = (&'a Arc<Line>, f64)> + use<'a> {
     let lines = [
         times.latency.as_ref().map(|line| (line, timeline.charged_ns() as f64)),
         times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
@@ -268,13 +303,18 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
-/// The time by which an event may be recorded after later events: of other threads, or during a snapshot. A wall clock that is
-/// set back by more takes effect.
+/// The time by which an event may be recorded after later events: of other threads, or during a
+/// snapshot. A wall clock that is set back by more takes effect.
 const LATE_MS: u64 = 1000;
 
-/// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests' batch sizes (0 counts
-/// as 1), `now_ms` the wall clock in milliseconds since 1970.
-pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
+/// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests'
+/// batch sizes (0 counts as 1), `now_ms` the wall clock in milliseconds since 1970.
+pub fn batch_executed(
+    series: &ModelSeries,
+    total_batch: u64,
+    compute: &ComputeStamps,
+    now_ms: u64,
+) {
     let (input, infer, output) = compute.durations_ns();
     series.record(move |series| {
         {
@@ -291,11 +331,12 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
     });
 }
 
-/// Counts a request that failed after entering the queue; `request_ns` is the time since its start. `error` is its
-/// reason, or the whole error where the model may have refused the request as invalid.
+/// Counts a request that failed after entering the queue; `request_ns` is the time since its start.
+/// `error` is its reason, or the whole error where the model may have refused the request as
+/// invalid.
 ///
-/// Ignores reasons that only occur before the queue ([`Failure::of`] returns `None`), so callers may pass every error
-/// of an inference. The objectives of the model count these as well.
+/// Ignores reasons that only occur before the queue ([`Failure::of`] returns `None`), so callers
+/// may pass every error of an inference. The objectives of the model count these as well.
 pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
     let Failed { reason, fault } = error.into();
     series.record(move |series| {
@@ -304,7 +345,8 @@ pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_
     });
 }
 
-/// Counts a failed warm-up request: as [`inference_failed`], but not for the objectives of the model.
+/// Counts a failed warm-up request: as [`inference_failed`], but not for the objectives of the
+/// model.
 pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
     series.record(move |series| count_failure(series, reason, request_ns));
 }
@@ -318,8 +360,8 @@ fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
     }
 }
 
-/// Counts a request that was refused before it entered the queue: it is in no number of the model except the numbers of its
-/// objectives and of the refusals of a full queue.
+/// Counts a request that was refused before it entered the queue: it is in no number of the model
+/// except the numbers of its objectives and of the refusals of a full queue.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
     series.record(move |series| {
         if reason == Reason::QueueFull {
@@ -330,21 +372,27 @@ pub fn inference_refused(series: &ModelSeries, reason: Reason) {
 }
 
 /// Creates the series of an ensemble with steps of these models.
-pub fn ensemble_loaded<'a>(cache: &Cache, series: &ModelSeries, steps: impl Iterator<Item = &'a str>) {
+pub fn ensemble_loaded<'a>(
+    cache: &Cache,
+    series: &ModelSeries,
+    steps: impl Iterator<Item = &'a str>,
+) {
     for (number, member) in steps.enumerate() {
         let _ = step_series(cache, series, number, member);
     }
     let _ = overhead_series(cache, series);
 }
 
-/// Records a completed step of an ensemble: its number, the model `member` that it ran, and its duration `ns`.
+/// Records a completed step of an ensemble: its number, the model `member` that it ran, and its
+/// duration `ns`.
 pub fn ensemble_step(cache: &Cache, series: &ModelSeries, number: usize, member: &str, ns: u64) {
     if let Some(histogram) = step_series(cache, series, number, member) {
         observe(Builtin::EnsembleStep, &histogram, ns);
     }
 }
 
-/// Counts a successful request of an ensemble. The compute stamps of its timeline span the sum of all steps.
+/// Counts a successful request of an ensemble. The compute stamps of its timeline span the sum of
+/// all steps.
 ///
 /// Call once for each request, before its response is sent.
 pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, done: EnsembleDone) {
@@ -377,15 +425,20 @@ pub struct EnsembleDone {
     pub now_ms: u64,
 }
 
-/// Counts a failed request of an ensemble, `request_ns` after its start. As in Triton, the reason is OTHER unless it
-/// was cancelled; the member model has counted the actual reason.
+/// Counts a failed request of an ensemble, `request_ns` after its start. As in Triton, the reason
+/// is OTHER unless it was cancelled; the member model has counted the actual reason.
 pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
     let Failed { reason, fault } = error.into();
     let reason = if reason == Reason::Cancelled { reason } else { Reason::Internal };
     inference_failed(series, Failed { reason, fault }, request_ns);
 }
 
-fn step_series(cache: &Cache, series: &ModelSeries, number: usize, member: &str) -> Option<Arc<Series>> {
+fn step_series(
+    cache: &Cache,
+    series: &ModelSeries,
+    number: usize,
+    member: &str,
+) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version(), &number.to_string(), member];
     let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
     cache.own(series, &histogram);
@@ -399,7 +452,8 @@ fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
     Some(histogram)
 }
 
-/// Records the duration of a model's load in seconds, from the decision to load it to its first ready instance.
+/// Records the duration of a model's load in seconds, from the decision to load it to its first
+/// ready instance.
 pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
     series.cells.counts.load_ns.set((seconds * 1e9).round() as u64);
 }
@@ -436,21 +490,29 @@ pub fn on_demand_waited(cache: &Cache, model: &str, ns: u64) {
     }
 }
 
-/// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes
-/// registered with device drivers, and the bytes on each GPU, by the GPU's number.
+/// Records the memory that loading a model took: `bytes` of all instances' processes together,
+/// `pinned` bytes registered with device drivers, and the bytes on each GPU, by the GPU's number.
 pub fn memory_usage(series: &ModelSeries, bytes: u64, pinned: u64, gpus: Vec<(u32, u64)>) {
     series.cells.memory.set(bytes);
     series.cells.pinned.set(pinned);
     *series.cells.gpu_memory() = gpus;
 }
 
-/// Counts the answer to a request of any kind, including malformed and unknown ones. Call exactly once for each request.
+/// Counts the answer to a request of any kind, including malformed and unknown ones. Call exactly
+/// once for each request.
 pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
-    cache.transactions().apply(cache.requests(), move |requests| requests.add(protocol, route, outcome));
+    cache
+        .transactions()
+        .apply(cache.requests(), move |requests| requests.add(protocol, route, outcome));
 }
 
-/// Records a state change of an instance: `from` is `None` for a new instance, `to` for a removed one.
-pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Option<InstanceState>) {
+/// Records a state change of an instance: `from` is `None` for a new instance, `to` for a removed
+/// one.
+pub fn instance_state(
+    series: &ModelSeries,
+    from: Option<InstanceState>,
+    to: Option<InstanceState>,
+) {
     series.record_here(move |series| {
         for (state, delta) in [(from, -1), (to, 1)] {
             if let Some(cell) = state.and_then(|state| series.cells.instances.get(state.index())) {
@@ -467,7 +529,8 @@ pub fn instance_restarted(series: &ModelSeries) {
     series.journal().notify();
 }
 
-/// Counts an output that was passed on although its datatype or batch dimension differs from the model's configuration.
+/// Counts an output that was passed on although its datatype or batch dimension differs from the
+/// model's configuration.
 pub fn output_mismatched(series: &ModelSeries) {
     let series = series.current();
     series.cells.counts.output_mismatches.add(1);
@@ -489,7 +552,8 @@ pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
 #[cfg(test)]
 mod iterative_tests;
 
-/// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
+/// Charges a successful request to its tenant. Call it where the request counts as done or as a hit
+/// of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
     let timeline = *timeline;
     charge(series, tenant, move |usage| {
@@ -531,10 +595,18 @@ fn charge(series: &ModelSeries, tenant: TenantId, change: impl FnOnce(&Usage) + 
     });
 }
 
-/// Counts a response with data: `bytes` bytes of tensors, at `now`, to a request that began at `started`.
+/// Counts a response with data: `bytes` bytes of tensors, at `now`, to a request that began at
+/// `started`.
 ///
-/// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
-pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, started: Instant, now: Instant, bytes: u64) {
+/// Call before the response is sent, and neither for errors nor for an empty response that only
+/// marks the end.
+pub fn stream_response(
+    series: &ModelSeries,
+    progress: &StreamProgress,
+    started: Instant,
+    now: Instant,
+    bytes: u64,
+) {
     let previous = progress.advance(now);
     series.record(move |series| match previous {
         None => series.cells.streams.first_response(now.ns_since(started), bytes),
@@ -550,14 +622,15 @@ pub fn stream_ended(series: &ModelSeries, progress: &StreamProgress) {
     series.record(move |series| series.cells.streams.ended(responses));
 }
 
-/// Returns the name of the worker with this number for clients; `None` unless requests are counted by alias.
+/// Returns the name of the worker with this number for clients; `None` unless requests are counted
+/// by alias.
 pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
     let (name, version) = series.alias();
     cache.naming().map(|naming| (naming.worker)(instance, name, version))
 }
 
-/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the instance or
-/// the model.
+/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is
+/// removed with the instance or the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
     if let Some(gauge) = load_time(cache, series, instance) {
         cache.own(series, &gauge);

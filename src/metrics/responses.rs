@@ -1,12 +1,13 @@
-//! Costs of the responses of a decoupled model, by their number within the request, and the time to the first response.
+//! Costs of the responses of a decoupled model, by their number within the request, and the time to
+//! the first response.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// The number of responses that are counted separately. All later ones are counted with the last of these, since a
-/// model may send any number.
+/// The number of responses that are counted separately. All later ones are counted with the last of
+/// these, since a model may send any number.
 pub(super) const MAX_RESPONSES: u64 = 1024;
 
 /// The outcome of a response of a decoupled model.

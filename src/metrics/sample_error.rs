@@ -3,7 +3,8 @@
 use super::catalog::{Kind, MAX_UNIT};
 use super::channel::Definition;
 
-/// The longest label value, in bytes. Limits the frontend's memory, since workers choose the values.
+/// The longest label value, in bytes. Limits the frontend's memory, since workers choose the
+/// values.
 pub const MAX_LABEL_BYTES: usize = 256;
 /// The number of metrics that may be detected or described by models. Also limits memory.
 pub(super) const MAX_DETECTED: usize = 1_000;
@@ -21,15 +22,17 @@ pub enum SampleError {
     #[error("metric `{0}` is recorded by the server itself")]
     Reserved(String),
     /// The model whose worker sent the sample was unloaded, and the series does not exist.
-    #[error("metric `{0}` has no such series, and the model was unloaded before the sample arrived")]
+    #[error(
+        "metric `{0}` has no such series, and the model was unloaded before the sample arrived"
+    )]
     Unloaded(String),
     /// The name is reserved or collides with another metric; the text says why.
     #[error("{0}")]
     Collision(String),
     /// The name of the metric or a label is not valid for Prometheus.
     #[error(
-        "`{0}` is not a valid name of a metric or label; allowed are letters, digits (not first) and `_`, in a metric's \
-         name also `:`"
+        "`{0}` is not a valid name of a metric or label; allowed are letters, digits (not first) \
+         and `_`, in a metric's name also `:`"
     )]
     BadName(String),
     /// The metric is of another type.
@@ -66,7 +69,9 @@ pub enum SampleError {
         expected: Vec<String>,
     },
     /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
-    #[error("a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")]
+    #[error(
+        "a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}"
+    )]
     LabelTooLong {
         /// The metric's name.
         metric: String,
@@ -94,9 +99,9 @@ fn undeclared(definition: &Definition) -> String {
     let Definition { name, kind, unit, labels } = definition;
     let labels: Vec<&str> = labels.iter().map(|(name, _)| name.as_str()).collect();
     format!(
-        "metric `{name}` is not defined in metrics.yaml; add under model_metrics.{}: \
-         `- {{name: {name}, unit: {}, dimensions: [{}]}}`, or detect metrics: --model-metrics-auto-detect, or \
-         model_metrics_auto_detect=true in config.properties",
+        "metric `{name}` is not defined in metrics.yaml; add under model_metrics.{}: `- {{name: \
+         {name}, unit: {}, dimensions: [{}]}}`, or detect metrics: --model-metrics-auto-detect, \
+         or model_metrics_auto_detect=true in config.properties",
         kind.unwrap_or(Kind::Gauge).as_str(),
         if unit.is_empty() { "unit" } else { unit },
         labels.join(", ")

@@ -1,8 +1,9 @@
 //! The cells of one loaded model version, and the cells of the server's requests.
 //!
-//! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics extension are
-//! rendered from it. Only `metrics::record` writes here, within a [transaction](super::transaction). Recording takes no lock except
-//! for batch sizes and exemplars. Views read copies of the cells that a snapshot has made.
+//! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics
+//! extension are rendered from it. Only `metrics::record` writes here, within a
+//! [transaction](super::transaction). Recording takes no lock except for batch sizes and exemplars.
+//! Views read copies of the cells that a snapshot has made.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -66,7 +67,8 @@ pub(super) struct ModelCells {
 }
 
 impl ModelCells {
-    /// Returns the values of this moment. `distributions` are the requested details of distributions; `None` leaves these out.
+    /// Returns the values of this moment. `distributions` are the requested details of
+    /// distributions; `None` leaves these out.
     fn copy(&self, distributions: Option<Details>) -> Self {
         let (streams, durations) = distributions
             .map(|details| (self.streams.copy(details), self.durations.copy(details)))
@@ -108,7 +110,8 @@ impl ModelCells {
     }
 }
 
-/// A model version and the values of its cells at one moment. Levels include the remains of earlier loads.
+/// A model version and the values of its cells at one moment. Levels include the remains of earlier
+/// loads.
 #[derive(Debug)]
 pub(super) struct ModelReading {
     pub(super) series: Arc<ModelSeries>,
@@ -116,7 +119,8 @@ pub(super) struct ModelReading {
 }
 
 impl ModelReading {
-    /// Copies the cells, as [`ModelCells::copy`]. Call it within a [snapshot](Transactions::snapshot).
+    /// Copies the cells, as [`ModelCells::copy`]. Call it within a
+    /// [snapshot](Transactions::snapshot).
     pub(super) fn copy(series: Arc<ModelSeries>, distributions: Option<Details>) -> Self {
         let cells = series.cells.copy(distributions);
         for earlier in series.succession.predecessors() {
@@ -135,7 +139,8 @@ pub struct ModelSeries {
     pub(super) cells: ModelCells,
     /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
-    /// The series of earlier loads that still have requests or instances, and the series of the load that has replaced this one.
+    /// The series of earlier loads that still have requests or instances, and the series of the
+    /// load that has replaced this one.
     succession: Succession<ModelSeries>,
     /// The number of requests that [`ModelSeries::take_requested`] has returned.
     taken: AtomicU64,
@@ -161,7 +166,8 @@ struct Owned {
     has_ended: bool,
 }
 
-/// The destinations of the times of executed batches besides the cells; `None` where the definition omits them.
+/// The destinations of the times of executed batches besides the cells; `None` where the definition
+/// omits them.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     /// The gauges of the host, which have no label for the model.
@@ -174,9 +180,9 @@ pub(super) struct Times {
 }
 
 impl ModelSeries {
-    /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration. Each becomes a label
-    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept. Prometheus reserves names that begin with
-    /// `__`.
+    /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration.
+    /// Each becomes a label `_KEY`, with invalid characters replaced by `_`; of equal names the
+    /// first is kept. Prometheus reserves names that begin with `__`.
     pub(super) fn new(
         model: &ModelVersion,
         tags: &[(String, String)],
@@ -187,7 +193,8 @@ impl ModelSeries {
     ) -> Arc<Self> {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
-            let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            let name: String =
+                key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
             let name = format!("_{}", name.trim_start_matches('_'));
             if !labels.iter().any(|(other, _)| *other == name) {
                 labels.push((name, value.clone()));
@@ -212,14 +219,16 @@ impl ModelSeries {
         })
     }
 
-    /// Begins a transaction that further events of this thread are part of: readings see all of them or none.
+    /// Begins a transaction that further events of this thread are part of: readings see all of
+    /// them or none.
     ///
     /// As [`Transactions::begin`], it must end before the thread waits for another one.
     pub fn begin(&self) -> Transaction<'_> {
         self.transactions.begin()
     }
 
-    /// Applies an event to the series that views show: the series of the latest load that has replaced this one, or these.
+    /// Applies an event to the series that views show: the series of the latest load that has
+    /// replaced this one, or these.
     pub(super) fn record(&self, event: impl FnOnce(&ModelSeries) + Send + 'static) {
         self.record_here(move |series| event(&series.current()));
     }
@@ -253,12 +262,14 @@ impl ModelSeries {
         }
     }
 
-    /// Makes these series the successors of others, which may still have requests and instances: their later events count here.
+    /// Makes these series the successors of others, which may still have requests and instances:
+    /// their later events count here.
     pub(super) fn replace(self: &Arc<Self>, before: &Arc<ModelSeries>) {
         Succession::replace(self, before, |series| &series.succession);
     }
 
-    /// Returns the series that views show for this load: the series of the latest load that has replaced it, or these.
+    /// Returns the series that views show for this load: the series of the latest load that has
+    /// replaced it, or these.
     pub(super) fn current(&self) -> Current<'_, ModelSeries> {
         self.succession.current(self)
     }
@@ -286,8 +297,8 @@ impl ModelSeries {
         &self.journal
     }
 
-    /// Registers that this model's workers write `series`. The series is removed with the last such model. Returns false if the
-    /// model was unloaded.
+    /// Registers that this model's workers write `series`. The series is removed with the last such
+    /// model. Returns false if the model was unloaded.
     pub(super) fn add_owned(&self, series: &Arc<Series>) -> bool {
         let mut owned = self.owned();
         if owned.has_ended {
@@ -305,8 +316,8 @@ impl ModelSeries {
         self.owned().has_ended
     }
 
-    /// Releases those series that its workers wrote for which `gone` returns true. Returns those that no other model's workers
-    /// write.
+    /// Releases those series that its workers wrote for which `gone` returns true. Returns those
+    /// that no other model's workers write.
     pub(super) fn release(&self, gone: impl Fn(&Series) -> bool) -> Vec<Arc<Series>> {
         let mut released = Vec::new();
         self.owned().series.retain(|_, series| {
@@ -329,9 +340,11 @@ impl ModelSeries {
         series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// Releases the series that its workers wrote, because the model is unloaded. Returns those that no other model's workers write.
+    /// Releases the series that its workers wrote, because the model is unloaded. Returns those
+    /// that no other model's workers write.
     pub(super) fn release_owned(&self) -> Vec<Arc<Series>> {
-        let owned = std::mem::replace(&mut *self.owned(), Owned { has_ended: true, ..Owned::default() });
+        let owned =
+            std::mem::replace(&mut *self.owned(), Owned { has_ended: true, ..Owned::default() });
         owned.series.into_values().filter(Self::is_last_owner).collect()
     }
 
@@ -341,7 +354,8 @@ impl ModelSeries {
 
     /// Returns the number of waiting requests of this load and the earlier ones.
     pub fn waiting(&self) -> i64 {
-        let before: i64 = self.succession.predecessors().iter().map(|other| other.cells.pending.get()).sum();
+        let before: i64 =
+            self.succession.predecessors().iter().map(|other| other.cells.pending.get()).sum();
         self.cells.pending.get() + before
     }
 
@@ -357,7 +371,8 @@ impl ModelSeries {
         requested.saturating_sub(self.taken.fetch_max(requested, Ordering::Relaxed))
     }
 
-    /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.
+    /// Returns the number of successful requests, and the nanoseconds that they waited in the
+    /// queue.
     pub fn queued(&self) -> (u64, u64) {
         (self.cells.counts.success_count.get(), self.cells.counts.queue_ns.get())
     }
@@ -373,7 +388,9 @@ impl ModelSeries {
     }
 
     pub(super) fn alias(&self) -> (&str, &str) {
-        self.alias.get().map_or((self.model.name.full(), &*self.version), |(name, version)| (name, version))
+        self.alias
+            .get()
+            .map_or((self.model.name.full(), &*self.version), |(name, version)| (name, version))
     }
 
     /// Returns the version as text.
@@ -382,7 +399,11 @@ impl ModelSeries {
     }
 
     /// Returns the labels of this model's series, the same in every view; see [`LabelSet`].
-    pub(super) fn labels<'a>(&'a self, set: LabelSet, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
+    pub(super) fn labels<'a>(
+        &'a self,
+        set: LabelSet,
+        hostname: &'a str,
+    ) -> Vec<(&'a str, &'a str)> {
         let version = self.version();
         let namespace = self.model.name.namespace().map(|namespace| ("namespace", namespace));
         let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -391,13 +412,17 @@ impl ModelSeries {
                 let labels = [("model", self.model.name.bare()), ("version", version)].into_iter();
                 labels.chain(namespace).chain(tags).collect()
             }
-            LabelSet::Tagged => {
-                [("model", self.model.name.full()), ("version", version)].into_iter().chain(tags).collect()
-            }
+            LabelSet::Tagged => [("model", self.model.name.full()), ("version", version)]
+                .into_iter()
+                .chain(tags)
+                .collect(),
             LabelSet::Full => vec![("model", self.model.name.full()), ("version", version)],
             LabelSet::Alias => {
-                let labels =
-                    [("model_name", self.model.name.bare()), ("model_version", version), ("hostname", hostname)];
+                let labels = [
+                    ("model_name", self.model.name.bare()),
+                    ("model_version", version),
+                    ("hostname", hostname),
+                ];
                 labels.into_iter().chain(namespace).collect()
             }
         }
@@ -408,8 +433,8 @@ impl ModelSeries {
 const LOWEST_STATUS: usize = 100;
 const STATUSES: usize = 500;
 
-/// Answers by protocol, route and status, and failures by protocol, route and reason. Every cell exists from the start,
-/// so counting takes no lock.
+/// Answers by protocol, route and status, and failures by protocol, route and reason. Every cell
+/// exists from the start, so counting takes no lock.
 #[derive(Debug)]
 pub(super) struct RequestSeries {
     http: Vec<Count>,
@@ -438,7 +463,9 @@ impl RequestSeries {
     /// Counts one answer. A status above the protocol's range counts as the highest one.
     pub(super) fn add(&self, protocol: Protocol, route: Route, outcome: Outcome) {
         let (cells, codes, code) = match protocol {
-            Protocol::Http => (&self.http, STATUSES, usize::from(outcome.code).saturating_sub(LOWEST_STATUS)),
+            Protocol::Http => {
+                (&self.http, STATUSES, usize::from(outcome.code).saturating_sub(LOWEST_STATUS))
+            }
             Protocol::Grpc => (&self.grpc, GRPC_CODES.len(), usize::from(outcome.code)),
         };
         if let Some(cell) = cells.get(route.index() * codes + code.min(codes - 1)) {
@@ -452,7 +479,9 @@ impl RequestSeries {
             };
             self.classes[class as usize].add(1);
         }
-        if let Some(cell) = outcome.reason.and_then(|reason| self.failures.get(failure_index(protocol, route, reason)))
+        if let Some(cell) = outcome
+            .reason
+            .and_then(|reason| self.failures.get(failure_index(protocol, route, reason)))
         {
             cell.add(1);
         }
@@ -478,18 +507,31 @@ impl RequestSeries {
         };
         for (route, cells) in Route::ALL.into_iter().zip(self.http.chunks(STATUSES)) {
             for (code, cell) in cells.iter().enumerate() {
-                reading.add_answers(Answers { protocol: Protocol::Http, route, code, count: cell.get() });
+                reading.add_answers(Answers {
+                    protocol: Protocol::Http,
+                    route,
+                    code,
+                    count: cell.get(),
+                });
             }
         }
         for (route, cells) in Route::ALL.into_iter().zip(self.grpc.chunks(GRPC_CODES.len())) {
             for (code, cell) in cells.iter().enumerate() {
-                reading.add_answers(Answers { protocol: Protocol::Grpc, route, code, count: cell.get() });
+                reading.add_answers(Answers {
+                    protocol: Protocol::Grpc,
+                    route,
+                    code,
+                    count: cell.get(),
+                });
             }
         }
         for protocol in Protocol::ALL {
             for route in Route::ALL {
                 for reason in Reason::ALL {
-                    let count = self.failures.get(failure_index(protocol, route, reason)).map_or(0, Count::get);
+                    let count = self
+                        .failures
+                        .get(failure_index(protocol, route, reason))
+                        .map_or(0, Count::get);
                     if count > 0 || route == Route::Infer {
                         reading.failures.push(Failures { protocol, route, reason, count });
                     }
@@ -499,25 +541,34 @@ impl RequestSeries {
         reading
     }
 
-    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
-    /// server's fault.
+    /// Returns the number of answered inference requests, except those without access, and of those
+    /// that failed through the server's fault.
     pub(super) fn inferences(&self) -> (u64, u64) {
         let routes = || Route::ALL.into_iter().filter(|route| route.is_inference());
         let of_route = |cells: &[Count], codes: usize| -> u64 {
-            let rows = routes().filter_map(|route| cells.get(route.index() * codes..(route.index() + 1) * codes));
+            let rows = routes()
+                .filter_map(|route| cells.get(route.index() * codes..(route.index() + 1) * codes));
             rows.flatten().map(Count::get).sum()
         };
         let failed = |counts: fn(Reason) -> bool| -> u64 {
-            let places = Protocol::ALL.into_iter().flat_map(|protocol| routes().map(move |route| (protocol, route)));
+            let places = Protocol::ALL
+                .into_iter()
+                .flat_map(|protocol| routes().map(move |route| (protocol, route)));
             let cells = places.flat_map(|(protocol, route)| {
                 let reasons = Reason::ALL.into_iter().filter(move |reason| counts(*reason));
-                reasons.filter_map(move |reason| self.failures.get(failure_index(protocol, route, reason)))
+                reasons.filter_map(move |reason| {
+                    self.failures.get(failure_index(protocol, route, reason))
+                })
             });
             cells.map(Count::get).sum()
         };
         let answered = of_route(&self.http, STATUSES) + of_route(&self.grpc, GRPC_CODES.len());
-        let without_access = failed(|reason| matches!(reason, Reason::Restricted | Reason::Unauthenticated));
-        (answered.saturating_sub(without_access), failed(|reason| Fault::from(reason) == Fault::Server))
+        let without_access =
+            failed(|reason| matches!(reason, Reason::Restricted | Reason::Unauthenticated));
+        (
+            answered.saturating_sub(without_access),
+            failed(|reason| Fault::from(reason) == Fault::Server),
+        )
     }
 }
 
@@ -553,7 +604,8 @@ pub(super) struct Failures {
 /// The values of [`RequestSeries`] at one moment.
 #[derive(Debug)]
 pub(super) struct RequestReading {
-    /// Every status that was counted. Includes successful `infer` even at 0, so that a rate includes the first requests.
+    /// Every status that was counted. Includes successful `infer` even at 0, so that a rate
+    /// includes the first requests.
     pub(super) answers: Vec<Answers>,
     /// Every reason that was counted, and all reasons of `infer`.
     pub(super) failures: Vec<Failures>,

@@ -1,5 +1,5 @@
-//! The sources of built-in metrics, as data. Rows of the table in [`builtin`](super::builtin) refer to them, and only
-//! [`readings`](super::readings) reads values by them.
+//! The sources of built-in metrics, as data. Rows of the table in [`builtin`](super::builtin) refer
+//! to them, and only [`readings`](super::readings) reads values by them.
 
 use super::counts::ModelCount;
 use super::unit::TimeUnit;
@@ -23,17 +23,19 @@ pub(super) enum Source {
     Model(LabelSet, ModelValue),
 }
 
-/// The labels of a model's series. The only place that defines how a model's namespace appears in them.
+/// The labels of a model's series. The only place that defines how a model's namespace appears in
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelSet {
-    /// As in Triton: `model` (the bare name), `version`, `namespace` if there is one, and the model's `metric_tags`.
+    /// As in Triton: `model` (the bare name), `version`, `namespace` if there is one, and the
+    /// model's `metric_tags`.
     Triton,
     /// `model` (the full name, `NAMESPACE/NAME`), `version`, and the model's `metric_tags`.
     Tagged,
     /// `model` (the full name) and `version`.
     Full,
-    /// `model_name`, `model_version` and the host. Name and version are the alias's if requests are counted by
-    /// alias; otherwise the bare name and the version, plus `namespace` if there is one.
+    /// `model_name`, `model_version` and the host. Name and version are the alias's if requests are
+    /// counted by alias; otherwise the bare name and the version, plus `namespace` if there is one.
     Alias,
 }
 
@@ -81,7 +83,8 @@ pub(super) enum ObjectiveValue {
     Share,
     /// The time in seconds in which a request must succeed; latency only.
     Threshold,
-    /// The part of the error budget that the requests since the model's load have left. Negative if it is overspent.
+    /// The part of the error budget that the requests since the model's load have left. Negative if
+    /// it is overspent.
     Budget,
 }
 
@@ -130,7 +133,8 @@ pub(super) enum Scale {
     One,
     /// Nanoseconds shown as whole microseconds.
     Micros,
-    /// Nanoseconds shown as microseconds with fractions. The log lines of such a counter are pushed for each request.
+    /// Nanoseconds shown as microseconds with fractions. The log lines of such a counter are pushed
+    /// for each request.
     FractionalMicros,
     /// Nanoseconds shown as seconds with fractions.
     Seconds,

@@ -1,7 +1,7 @@
 //! The statistics of a model, as the statistics extension returns them.
 //!
-//! Serialized with serde, [`ModelStatistics`] is an element of `model_stats` in Triton's JSON: every key is always
-//! present and in this order, counts and nanoseconds are plain numbers.
+//! Serialized with serde, [`ModelStatistics`] is an element of `model_stats` in Triton's JSON:
+//! every key is always present and in this order, counts and nanoseconds are plain numbers.
 
 use std::collections::BTreeMap;
 
@@ -113,7 +113,10 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
 }
 
 /// Reads the statistics of several model versions, all at the same moment.
-pub fn of_all<'s>(cache: &Cache, all: impl Iterator<Item = &'s ModelSeries>) -> Vec<ModelStatistics> {
+pub fn of_all<'s>(
+    cache: &Cache,
+    all: impl Iterator<Item = &'s ModelSeries>,
+) -> Vec<ModelStatistics> {
     cache.transactions().snapshot(|| all.map(of_cells).collect())
 }
 
@@ -122,7 +125,8 @@ fn of_cells(series: &ModelSeries) -> ModelStatistics {
     let count = cells.success_count.get();
     let with = |cell: &Count| StatisticDuration { count, ns: cell.get() };
     let hits = cells.cache_hits.get();
-    let computed = |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
+    let computed =
+        |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
     let inference_stats = InferStatistics {
         success: with(&cells.success_ns),
         fail: StatisticDuration {
@@ -134,7 +138,10 @@ fn of_cells(series: &ModelSeries) -> ModelStatistics {
         compute_infer: computed(&cells.compute_infer_ns),
         compute_output: computed(&cells.compute_output_ns),
         cache_hit: StatisticDuration { count: hits, ns: cells.cache_hit_ns.get() },
-        cache_miss: StatisticDuration { count: cells.cache_misses.get(), ns: cells.cache_miss_ns.get() },
+        cache_miss: StatisticDuration {
+            count: cells.cache_misses.get(),
+            ns: cells.cache_miss_ns.get(),
+        },
     };
     let batch_stats = series
         .cells
@@ -181,12 +188,15 @@ fn response(cell: &ResponseCell) -> InferResponseStatistics {
     }
 }
 
-/// Returns the memory that loading took: of processes, the pinned part of it, then of each GPU. Empty while
-/// it is not known.
+/// Returns the memory that loading took: of processes, the pinned part of it, then of each GPU.
+/// Empty while it is not known.
 fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
     let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };
     let known = |kind: &str, bytes: &Count| (bytes.get() > 0).then(|| usage(kind, 0, bytes.get()));
     let own = [known("CPU", &series.cells.memory), known("CPU_PINNED", &series.cells.pinned)];
     let gpus = series.cells.gpu_memory();
-    own.into_iter().flatten().chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes))).collect()
+    own.into_iter()
+        .flatten()
+        .chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes)))
+        .collect()
 }

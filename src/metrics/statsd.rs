@@ -14,12 +14,14 @@
 //! | `ms`, `h`, `d` | observations, as many as 1 / rate (rounded) |
 //! | `s` | a member of a set; see [`Sets`] |
 //!
-//! A line with several values is equal to as many lines with one value each: a value that is not valid affects no other.
+//! A line with several values is equal to as many lines with one value each: a value that is not
+//! valid affects no other.
 //!
-//! `statsd-parser` (0.3) parses a single line in its simplest form. This module handles beforehand what the parser gets
-//! wrong: it takes names that begin with `_sc` for service checks and panics on some of them, drops tags after an
-//! unknown field and a rate after tags, ends the tags at the first empty one, does not distinguish `+1` from `1`,
-//! supports neither `d` nor `s` nor several values or lines, and accepts `nan`, `inf` and any rate.
+//! `statsd-parser` (0.3) parses a single line in its simplest form. This module handles beforehand
+//! what the parser gets wrong: it takes names that begin with `_sc` for service checks and panics
+//! on some of them, drops tags after an unknown field and a rate after tags, ends the tags at the
+//! first empty one, does not distinguish `+1` from `1`, supports neither `d` nor `s` nor several
+//! values or lines, and accepts `nan`, `inf` and any rate.
 //!
 //! No I/O: bytes in, samples out. Events and service checks are refused, since they have no value.
 
@@ -33,7 +35,8 @@ use super::text_lines::{Malformed, prometheus_name};
 
 /// The largest datagram, in bytes: the limit of UDP.
 pub const MAX_DATAGRAM: usize = 64 << 10;
-/// The number of observations that one value may represent; a timer's rate must be at least the inverse.
+/// The number of observations that one value may represent; a timer's rate must be at least the
+/// inverse.
 pub const MAX_TIMES: u32 = 1000;
 /// The number of tags of one line, at most.
 pub const MAX_TAGS: usize = 64;
@@ -49,7 +52,8 @@ pub struct Line {
     pub name: String,
     /// Its labels by name, valid for Prometheus, sorted. The last of equal tags wins.
     pub labels: Vec<(String, String)>,
-    /// The updates in order, at least one, and the faults of values without one. All are for metrics of the same type.
+    /// The updates in order, at least one, and the faults of values without one. All are for
+    /// metrics of the same type.
     pub updates: Vec<Result<Update, Malformed>>,
 }
 
@@ -75,8 +79,9 @@ pub enum Update {
     Member(u64),
 }
 
-/// Calls `each` with the text of every line of a datagram, in order, and its content or error. (For a chain of several
-/// pieces, once for each piece.) The time is at most proportional to the datagram's length.
+/// Calls `each` with the text of every line of a datagram, in order, and its content or error. (For
+/// a chain of several pieces, once for each piece.) The time is at most proportional to the
+/// datagram's length.
 pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line, Malformed>)) {
     for line in datagram.split(|&byte| byte == b'\n') {
         let line = line.trim_ascii();
@@ -84,7 +89,9 @@ pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line,
             continue;
         }
         let text = str::from_utf8(line).map_err(|_| Malformed("the line is not UTF-8"));
-        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |outcome| each(line, outcome))) {
+        if let Err(fault) =
+            text.and_then(|text| parse_line(text, &mut |outcome| each(line, outcome)))
+        {
             each(line, Err(fault));
         }
     }
@@ -117,7 +124,8 @@ fn parse_line(line: &str, each: &mut impl FnMut(Result<Line, Malformed>)) -> Res
     Ok(())
 }
 
-/// Returns whether the text consists of several `value|type`, StatsD's oldest packed form: a colon follows a type or a rate.
+/// Returns whether the text consists of several `value|type`, StatsD's oldest packed form: a colon
+/// follows a type or a rate.
 fn is_chain(rest: &str) -> bool {
     let mut fields = rest.split('|').skip(1);
     let after_type = fields.next().is_some_and(|kind| kind.contains(':'));
@@ -164,7 +172,8 @@ impl<'a> Fields<'a> {
         };
         let mut found = Self { values, kind, rate: None, tags: "" };
         for field in fields {
-            // Ignores other fields (a container's id, a time, fields of later versions), which no series has a place for.
+            // Ignores other fields (a container's id, a time, fields of later versions), which no
+            // series has a place for.
             match field.as_bytes().first() {
                 Some(b'@') => found.rate = field.get(1..),
                 Some(b'#') => found.tags = field.get(1..).unwrap_or(""),
@@ -185,7 +194,8 @@ impl<'a> Fields<'a> {
             self.values.hash(&mut hasher);
             return Ok(Line { name, labels, updates: vec![Ok(Update::Member(hasher.finish()))] });
         }
-        let times = if matches!(self.kind, Type::Timer | Type::Distribution) { times(rate)? } else { 1 };
+        let times =
+            if matches!(self.kind, Type::Timer | Type::Distribution) { times(rate)? } else { 1 };
         let updates = self.values.split(':').map(|value| self.update(value, rate, times)).collect();
         Ok(Line { name, labels, updates })
     }
@@ -208,7 +218,8 @@ impl<'a> Fields<'a> {
         let mut line = String::with_capacity(name.len() + self.tags.len() + 24);
         // With a name like `_sc`, the parser would take the line for a service check.
         line.push_str(if name.starts_with("_sc") { "_" } else { name });
-        // `h` is the only type that has a value, a rate and tags and that the parser treats as plain numbers.
+        // `h` is the only type that has a value, a rate and tags and that the parser treats as
+        // plain numbers.
         line.push_str(":1|h");
         if let Some(rate) = self.rate {
             line.push_str("|@");
@@ -218,7 +229,8 @@ impl<'a> Fields<'a> {
             line.push_str(if at == 0 { "|#" } else { "," });
             line.push_str(tag);
         }
-        let message = statsd_parser::parse(line).map_err(|_| Malformed("the rate is not a number"))?;
+        let message =
+            statsd_parser::parse(line).map_err(|_| Malformed("the rate is not a number"))?;
         let Metric::Histogram(number) = message.metric else {
             return Err(Malformed("unknown type; allowed are c, g, ms, h, d, m and s"));
         };
@@ -250,7 +262,9 @@ fn labels(tags: Option<BTreeMap<String, String>>) -> Vec<(String, String)> {
 fn times(rate: f64) -> Result<u32, Malformed> {
     let times = (1.0 / rate).round();
     if times > f64::from(MAX_TIMES) {
-        return Err(Malformed("the rate of a timer, histogram or distribution must be at least 0.001"));
+        return Err(Malformed(
+            "the rate of a timer, histogram or distribution must be at least 0.001",
+        ));
     }
     Ok(times as u32)
 }
@@ -258,8 +272,8 @@ fn times(rate: f64) -> Result<u32, Malformed> {
 /// The key of a set: the metric's name and its labels.
 pub type SetKey = (String, Vec<(String, String)>);
 
-/// The members of sets in the current interval. At its end, a set's gauge becomes the number of members. A set without
-/// members becomes 0 once and is then removed.
+/// The members of sets in the current interval. At its end, a set's gauge becomes the number of
+/// members. A set without members becomes 0 once and is then removed.
 #[derive(Debug, Default)]
 pub struct Sets {
     current: HashMap<SetKey, HashSet<u64>>,
@@ -274,7 +288,9 @@ impl Sets {
     pub fn insert(&mut self, key: SetKey, member: u64) -> Result<(), Malformed> {
         let full = self.members >= MAX_MEMBERS;
         if full && !self.current.get(&key).is_some_and(|set| set.contains(&member)) {
-            return Err(Malformed("the sets together have more than 262144 members in this interval"));
+            return Err(Malformed(
+                "the sets together have more than 262144 members in this interval",
+            ));
         }
         if self.current.entry(key).or_default().insert(member) {
             self.members += 1;
@@ -282,10 +298,11 @@ impl Sets {
         Ok(())
     }
 
-    /// Ends the interval. Returns every set with its number of members. Sets that had members in the last interval but
-    /// not in this one are returned once more, with 0.
+    /// Ends the interval. Returns every set with its number of members. Sets that had members in
+    /// the last interval but not in this one are returned once more, with 0.
     pub fn flush(&mut self) -> Vec<(SetKey, usize)> {
-        let counts: Vec<(SetKey, usize)> = self.current.iter().map(|(key, set)| (key.clone(), set.len())).collect();
+        let counts: Vec<(SetKey, usize)> =
+            self.current.iter().map(|(key, set)| (key.clone(), set.len())).collect();
         self.current.retain(|_, set| !set.is_empty());
         self.current.values_mut().for_each(|set| *set = HashSet::new());
         self.members = 0;

@@ -1,5 +1,6 @@
-//! The responses of a decoupled model as streams: the time to the first response, the times between responses, their number
-//! and their size. Only responses with data count: no errors, and no empty response that only marks the end of a request.
+//! The responses of a decoupled model as streams: the time to the first response, the times between
+//! responses, their number and their size. Only responses with data count: no errors, and no empty
+//! response that only marks the end of a request.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +71,8 @@ impl StreamCells {
         Self { responses: self.responses.clone(), bytes: self.bytes.clone(), ..Self::default() }
     }
 
-    /// Creates the histograms that are defined and missing. `own` are the model's own buckets, by metric name.
+    /// Creates the histograms that are defined and missing. `own` are the model's own buckets, by
+    /// metric name.
     pub(super) fn define(&self, registry: &Registry, own: &[(String, Vec<f64>)]) {
         for (value, distribution) in [
             (StreamValue::FirstResponse, &self.first),
@@ -83,7 +85,8 @@ impl StreamCells {
         }
     }
 
-    /// Counts the first response to a request, `ns` after the request's start, with `bytes` bytes of tensors.
+    /// Counts the first response to a request, `ns` after the request's start, with `bytes` bytes
+    /// of tensors.
     pub(super) fn first_response(&self, ns: u64, bytes: u64) {
         observe(&self.first, ns);
         self.add_response(bytes);
@@ -107,7 +110,9 @@ impl StreamCells {
 
     pub(super) fn read(&self, value: StreamValue, details: Details) -> Option<Reading> {
         let whole = |count: &Count| Some(Reading::Number(Number::Whole(count.get())));
-        let histogram = |distribution: &Distribution| Some(Reading::Histogram(distribution.get()?.read(details)));
+        let histogram = |distribution: &Distribution| {
+            Some(Reading::Histogram(distribution.get()?.read(details)))
+        };
         match value {
             StreamValue::FirstResponse => histogram(&self.first),
             StreamValue::Interval => histogram(&self.interval),

@@ -1,5 +1,6 @@
-//! The order of the loads of one model version. A reload replaces the series that views show, while the earlier load still
-//! answers the requests that it accepted. Its later events count in the series that are shown.
+//! The order of the loads of one model version. A reload replaces the series that views show, while
+//! the earlier load still answers the requests that it accepted. Its later events count in the
+//! series that are shown.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,13 +21,17 @@ pub(super) struct Succession<T> {
 
 impl<T> Default for Succession<T> {
     fn default() -> Self {
-        Self { is_replaced: AtomicBool::new(false), successor: Mutex::default(), predecessors: Mutex::default() }
+        Self {
+            is_replaced: AtomicBool::new(false),
+            successor: Mutex::default(),
+            predecessors: Mutex::default(),
+        }
     }
 }
 
 impl<T> Succession<T> {
-    /// Makes `new` the successor of `before` and of all that `before` has replaced. `of` returns the succession of a load. Calls
-    /// for the same model version must follow one another.
+    /// Makes `new` the successor of `before` and of all that `before` has replaced. `of` returns
+    /// the succession of a load. Calls for the same model version must follow one another.
     pub(super) fn replace(new: &Arc<T>, before: &Arc<T>, of: impl Fn(&T) -> &Self) {
         let mut all = of(before).predecessors();
         all.push(Arc::clone(before));

@@ -1,8 +1,9 @@
 //! Quantiles of the latest observations.
 //!
-//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts the observations of the
-//! last [`WINDOW_SECONDS`]. Recording takes one addition and one store. Ranks are exact; values are rounded to 24 bits.
-//! Count and sum cover all observations, as Prometheus requires.
+//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a
+//! reading sorts the observations of the last [`WINDOW_SECONDS`]. Recording takes one addition and
+//! one store. Ranks are exact; values are rounded to 24 bits. Count and sum cover all observations,
+//! as Prometheus requires.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -65,7 +66,13 @@ impl Summary {
     pub(super) fn new(quantiles: &[f64], clock: &Arc<CoarseClock>) -> Self {
         let slots = std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect();
         let quantiles = quantiles.to_vec();
-        Self { quantiles, clock: Arc::clone(clock), slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
+        Self {
+            quantiles,
+            clock: Arc::clone(clock),
+            slots,
+            count: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn clock(&self) -> &CoarseClock {
@@ -82,7 +89,8 @@ impl Summary {
         }
     }
 
-    /// Returns sum, count and quantiles. A quantile's value is the observation at rank `ceil(quantile * n)`.
+    /// Returns sum, count and quantiles. A quantile's value is the observation at rank
+    /// `ceil(quantile * n)`.
     pub(super) fn read(&self) -> reading::Summary {
         let now = self.clock.second();
         let slots = self.slots.iter().map(|slot| slot.load(Ordering::Relaxed));

@@ -1,7 +1,8 @@
 //! The tenants of requests, and what each has used of a model.
 //!
-//! Clients choose the names, so the number of tenants is limited: beyond the limit, and for invalid names, a request
-//! belongs to [`OTHER`]. A look-up takes no lock, and allocates only for a new name within the limit.
+//! Clients choose the names, so the number of tenants is limited: beyond the limit, and for invalid
+//! names, a request belongs to [`OTHER`]. A look-up takes no lock, and allocates only for a new
+//! name within the limit.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -75,7 +76,8 @@ impl Tenants {
         OTHER_ID
     }
 
-    /// Fills an empty place, possibly with the name of another request. Returns false if no more names are allowed.
+    /// Fills an empty place, possibly with the name of another request. Returns false if no more
+    /// names are allowed.
     fn add(&self, place: &OnceLock<Box<str>>, name: &str) -> bool {
         if self
             .used
@@ -161,7 +163,8 @@ impl ByTenant {
         Self(std::iter::repeat_with(OnceLock::new).take(places).collect())
     }
 
-    /// Returns what a tenant has used, created at its first request; `None` if the server does not distinguish tenants.
+    /// Returns what a tenant has used, created at its first request; `None` if the server does not
+    /// distinguish tenants.
     pub(super) fn of(&self, tenant: TenantId) -> Option<&Usage> {
         Some(self.0.get(usize::from(tenant.0))?.get_or_init(Box::default))
     }
@@ -181,7 +184,8 @@ mod tests {
     use super::*;
 
     fn tenants(rule: &str) -> Tenants {
-        let catalog = Catalog::parse(&format!("tenants: {{header: x-tenant, {rule}}}"), "m.yaml").unwrap();
+        let catalog =
+            Catalog::parse(&format!("tenants: {{header: x-tenant, {rule}}}"), "m.yaml").unwrap();
         Tenants::new(catalog.tenants().unwrap().clone())
     }
 
@@ -219,8 +223,10 @@ mod tests {
         for at in 0..10_000 {
             usage.of(tenants.of(format!("tenant-{at}").as_bytes())).unwrap().succeeded();
         }
-        let all: Vec<_> =
-            usage.all().map(|(tenant, usage)| (tenants.name(tenant), usage.get(TenantValue::Requests))).collect();
+        let all: Vec<_> = usage
+            .all()
+            .map(|(tenant, usage)| (tenants.name(tenant), usage.get(TenantValue::Requests)))
+            .collect();
         let names: BTreeSet<&str> = all.iter().map(|(name, _)| *name).collect();
         assert_eq!((all.len(), names.len()), (101, 101));
         assert_eq!(all.iter().map(|(_, requests)| requests).sum::<u64>(), 10_000);
@@ -234,12 +240,17 @@ mod tests {
             let tenants = tenants("limit: 4");
             let ids: Vec<BTreeSet<u16>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..4)
-                    .map(|_| scope.spawn(|| ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into()))
+                    .map(|_| {
+                        scope.spawn(|| {
+                            ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into()
+                        })
+                    })
                     .collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let seen: BTreeSet<u16> = ids.into_iter().flatten().collect();
-            // A name may be `other` while the last places are being filled, but never has two places.
+            // A name may be `other` while the last places are being filled, but never has two
+            // places.
             assert!(seen.iter().filter(|id| **id != OTHER_ID.0).count() <= 4, "{seen:?}");
             assert!(tenants.used.load(Ordering::Relaxed) <= 4);
         }

@@ -1,18 +1,21 @@
-//! Helpers of the parsers of text lines ([`worker_lines`](super::worker_lines), [`statsd`](super::statsd)): the error of a line, valid
-//! names, and the text of a line for the log.
+//! Helpers of the parsers of text lines ([`worker_lines`](super::worker_lines),
+//! [`statsd`](super::statsd)): the error of a line, valid names, and the text of a line for the
+//! log.
 
 use std::borrow::Cow;
 
 /// The number of characters of a refused line that are shown at most.
 const SHOWN: usize = 120;
 
-/// The reason why a line does not match the grammar. Does not contain the line itself, which the caller logs.
+/// The reason why a line does not match the grammar. Does not contain the line itself, which the
+/// caller logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub &'static str);
 
-/// Makes a name valid for Prometheus: replaces every character except ASCII letters, digits and `_` by `_`, and
-/// prepends `_` to a leading digit. Applies to names of metrics and labels. Borrows the name if nothing changes.
+/// Makes a name valid for Prometheus: replaces every character except ASCII letters, digits and `_`
+/// by `_`, and prepends `_` to a leading digit. Applies to names of metrics and labels. Borrows the
+/// name if nothing changes.
 pub fn prometheus_name(name: &str) -> Cow<'_, str> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let leading_digit = name.starts_with(|c: char| c.is_ascii_digit());
@@ -20,10 +23,13 @@ pub fn prometheus_name(name: &str) -> Cow<'_, str> {
         return Cow::Borrowed(name);
     }
     let front = leading_digit.then_some('_');
-    Cow::Owned(front.into_iter().chain(name.chars().map(|c| if fits(c) { c } else { '_' })).collect())
+    Cow::Owned(
+        front.into_iter().chain(name.chars().map(|c| if fits(c) { c } else { '_' })).collect(),
+    )
 }
 
-/// Prepares a line from outside for the log: cuts it after 120 characters and escapes control characters.
+/// Prepares a line from outside for the log: cuts it after 120 characters and escapes control
+/// characters.
 pub fn shortened(line: &[u8]) -> String {
     let cut = line.get(..SHOWN * 4).unwrap_or(line);
     let text = String::from_utf8_lossy(cut);

@@ -1,19 +1,23 @@
-//! Transactions of the metrics cache: an event changes several cells, and a reading sees all of its changes or none.
+//! Transactions of the metrics cache: an event changes several cells, and a reading sees all of its
+//! changes or none.
 //!
 //! An event begins a [`Transaction`], changes its cells and ends. A reading takes a snapshot:
 //!
-//! 1. It freezes the cells. Events that begin from then on are postponed: their changes wait in a queue.
+//! 1. It freezes the cells. Events that begin from then on are postponed: their changes wait in a
+//!    queue.
 //! 2. It waits until the events that began earlier have ended. They take some microseconds.
 //! 3. It copies cells, which nothing changes meanwhile.
 //! 4. It thaws the cells and applies the postponed changes.
 //!
-//! A snapshot is a consistent cut: a transaction that another one caused is never seen without its cause. It contains every event that
-//! ended before it began. An event never waits: it costs two additions to a counter that threads rarely share. Readings wait for
-//! events, and for each other: a snapshot must only copy.
+//! A snapshot is a consistent cut: a transaction that another one caused is never seen without its
+//! cause. It contains every event that ended before it began. An event never waits: it costs two
+//! additions to a counter that threads rarely share. Readings wait for events, and for each other:
+//! a snapshot must only copy.
 //!
-//! An event that changes one cell needs no transaction: it is always seen as a whole. Postponed changes may be applied after later
-//! changes of the same thread. Therefore a postponed change adds to a cell, and cells that are set (gauges) are changed at once. A gauge
-//! is the only cell that its event sets, so a reading is consistent nevertheless.
+//! An event that changes one cell needs no transaction: it is always seen as a whole. Postponed
+//! changes may be applied after later changes of the same thread. Therefore a postponed change adds
+//! to a cell, and cells that are set (gauges) are changed at once. A gauge is the only cell that
+//! its event sets, so a reading is consistent nevertheless.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -26,8 +30,8 @@ use parking_lot::Mutex;
 /// A postponed change.
 type Change = Box<dyn FnOnce() + Send>;
 
-/// The bit of the state that is set while the cells are frozen. The other bits are the number of postponed transactions whose
-/// changes are not applied yet.
+/// The bit of the state that is set while the cells are frozen. The other bits are the number of
+/// postponed transactions whose changes are not applied yet.
 const FROZEN: u64 = 1;
 const POSTPONED: u64 = 2;
 
@@ -78,8 +82,8 @@ impl Default for Transactions {
 }
 
 impl Transactions {
-    /// Begins a transaction of this thread, which ends when the result is dropped. Within another transaction of the thread, it is
-    /// part of that one.
+    /// Begins a transaction of this thread, which ends when the result is dropped. Within another
+    /// transaction of the thread, it is part of that one.
     ///
     /// A thread may not wait for other threads, or take a snapshot, before it ends the transaction.
     #[inline]
@@ -99,15 +103,24 @@ impl Transactions {
             shard.running.fetch_add(1, Ordering::SeqCst);
             let mut state = self.state.load(Ordering::SeqCst);
             if state & FROZEN == 0 {
-                RUNNING.with(|running| running.set(Running { of: self.address(), is_postponed: false }));
+                RUNNING.with(|running| {
+                    running.set(Running { of: self.address(), is_postponed: false })
+                });
                 return Transaction::new(self, Extent::Applied(shard), outer);
             }
             shard.running.fetch_sub(1, Ordering::SeqCst);
             while state & FROZEN != 0 {
                 let more = state + POSTPONED;
-                match self.state.compare_exchange_weak(state, more, Ordering::SeqCst, Ordering::SeqCst) {
+                match self.state.compare_exchange_weak(
+                    state,
+                    more,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                ) {
                     Ok(_) => {
-                        RUNNING.with(|running| running.set(Running { of: self.address(), is_postponed: true }));
+                        RUNNING.with(|running| {
+                            running.set(Running { of: self.address(), is_postponed: true })
+                        });
                         let first_change = CHANGES.with(|changes| changes.borrow().len());
                         return Transaction::new(self, Extent::Postponed(first_change), outer);
                     }
@@ -117,8 +130,13 @@ impl Transactions {
         }
     }
 
-    /// Applies an event to `target` in a separate transaction, or as part of the one that this thread runs.
-    pub(super) fn apply<T: Send + Sync + 'static>(&self, target: &Arc<T>, event: impl FnOnce(&T) + Send + 'static) {
+    /// Applies an event to `target` in a separate transaction, or as part of the one that this
+    /// thread runs.
+    pub(super) fn apply<T: Send + Sync + 'static>(
+        &self,
+        target: &Arc<T>,
+        event: impl FnOnce(&T) + Send + 'static,
+    ) {
         let transaction = self.begin();
         if transaction.is_postponed() {
             let target = Arc::clone(target);
@@ -137,7 +155,11 @@ impl Transactions {
     /// Calls `copy` while no transaction changes a cell, and returns its result.
     pub fn snapshot<T>(&self, copy: impl FnOnce() -> T) -> T {
         if RUNNING.with(Cell::get).of == self.address() {
-            debug_assert!(false, "a transaction of this thread has not ended: the snapshot would wait for it forever");
+            debug_assert!(
+                false,
+                "a transaction of this thread has not ended: the snapshot would wait for it \
+                 forever"
+            );
             return copy();
         }
         let receiver = self.reader.lock();
@@ -154,7 +176,8 @@ impl Transactions {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Returns the counter of this thread. The address of its thread-local memory distinguishes it from other threads.
+    /// Returns the counter of this thread. The address of its thread-local memory distinguishes it
+    /// from other threads.
     fn shard(&self) -> &Shard {
         let thread = RUNNING.with(|running| std::ptr::from_ref(running).addr() as u64);
         // Fibonacci hashing: the upper bits of the product depend on all bits of the address.
@@ -175,7 +198,9 @@ impl Drop for Thaw<'_> {
         state.fetch_and(!FROZEN, Ordering::SeqCst);
         // Events within the changes are part of them.
         let outer = RUNNING.with(Cell::get);
-        RUNNING.with(|running| running.set(Running { of: self.transactions.address(), is_postponed: false }));
+        RUNNING.with(|running| {
+            running.set(Running { of: self.transactions.address(), is_postponed: false })
+        });
         wait_until(|| {
             while let Ok(changes) = self.receiver.try_recv() {
                 changes.into_iter().for_each(|change| change());
@@ -193,7 +218,8 @@ enum Extent<'t> {
     Part,
     /// Its changes are applied at once. It is counted here.
     Applied(&'t Shard),
-    /// Its changes are applied after the snapshot that is being taken: the thread's changes from this position on.
+    /// Its changes are applied after the snapshot that is being taken: the thread's changes from
+    /// this position on.
     Postponed(usize),
 }
 
@@ -250,7 +276,8 @@ impl Drop for Transaction<'_> {
     }
 }
 
-/// Waits for other threads, which need microseconds unless the system runs something else on their processor.
+/// Waits for other threads, which need microseconds unless the system runs something else on their
+/// processor.
 fn wait_until(mut is_reached: impl FnMut() -> bool) {
     /// Longer than the change of some cells takes.
     const SPINS: u32 = 200;
@@ -287,7 +314,8 @@ mod tests {
     }
 
     fn read(pair: &Pair) -> (u64, u64) {
-        pair.transactions.snapshot(|| (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed)))
+        pair.transactions
+            .snapshot(|| (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed)))
     }
 
     #[test]
@@ -357,7 +385,8 @@ mod tests {
         const EVENTS: u64 = 20_000;
         let pair = Arc::new(Pair::default());
         std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..EVENTS).for_each(|_| change(&pair)))).collect();
+            let writers: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| (0..EVENTS).for_each(|_| change(&pair)))).collect();
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut last = 0;

@@ -1,26 +1,30 @@
-//! Metrics as log lines, byte for byte in the form that TorchServe 0.12 writes into `ts_metrics.log` and
-//! `model_metrics.log`, so that existing parsers and log pipelines keep working.
+//! Metrics as log lines, byte for byte in the form that TorchServe 0.12 writes into
+//! `ts_metrics.log` and `model_metrics.log`, so that existing parsers and log pipelines keep
+//! working.
 //!
 //! ```text
 //! file     TIME - NAME.UNIT:VALUE|#DIM:VALUE,DIM:VALUE|#hostname:HOST[,requestID:IDS],timestamp:SECONDS
 //! console  TIME [INFO ] THREAD LOGGER - NAME.UNIT:VALUE|#...
 //! ```
 //!
-//! TIME is local time without a zone (`yyyy-MM-ddTHH:mm:ss,SSS`) and SECONDS are since 1970, both of the time of
-//! writing. VALUE is Java's `Double.toString`. The host's dimension (in any case) comes after the others; a metric
-//! without it gets the server's host. Only metrics of models have `requestID`: the ids of a batch joined by commas, or
-//! `null`. The unit is the one in `metrics.yaml`.
+//! TIME is local time without a zone (`yyyy-MM-ddTHH:mm:ss,SSS`) and SECONDS are since 1970, both
+//! of the time of writing. VALUE is Java's `Double.toString`. The host's dimension (in any case)
+//! comes after the others; a metric without it gets the server's host. Only metrics of models have
+//! `requestID`: the ids of a batch joined by commas, or `null`. The unit is the one in
+//! `metrics.yaml`.
 //!
-//! TorchServe writes dimension values unescaped, so a value can break a line or forge one. Here `%`, `:`, `,`, `|`,
-//! control characters and Unicode's line separators become `%XX` for each of their bytes, in values and in request ids.
-//! A reader can therefore split a line at `|`, `,` and `:` and percent-decode the fields. A `:` in a metric's name,
-//! which Prometheus allows, becomes `_`.
+//! TorchServe writes dimension values unescaped, so a value can break a line or forge one. Here
+//! `%`, `:`, `,`, `|`, control characters and Unicode's line separators become `%XX` for each of
+//! their bytes, in values and in request ids. A reader can therefore split a line at `|`, `,` and
+//! `:` and percent-decode the fields. A `:` in a metric's name, which Prometheus allows, becomes
+//! `_`.
 //!
-//! The third layout is one JSON object for each line, with the keys that TorchServe's `JSONPatternLayout` was designed
-//! to write: MetricName, Value, Unit, Type, Dimensions, DimensionNames, DimensionValues, Timestamp, RequestId,
-//! HostName. In addition, Logger has the logger's name, because one stream may have the lines of both files. Value and
-//! Timestamp are numbers, but NaN and infinities, which JSON does not support, are strings. Only the request ids are
-//! percent-encoded.
+//! The third layout is one JSON object for each line, with the keys that TorchServe's
+//! `JSONPatternLayout` was designed to write: MetricName, Value, Unit, Type, Dimensions,
+//! DimensionNames, DimensionValues, Timestamp, RequestId, HostName. In addition, Logger has the
+//! logger's name, because one stream may have the lines of both files. Value and Timestamp are
+//! numbers, but NaN and infinities, which JSON does not support, are strings. Only the request ids
+//! are percent-encoded.
 //!
 //! This module does not read clocks or write files.
 
@@ -82,7 +86,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Creates the stamp of a time in milliseconds since 1970, where local time is `utc_offset` seconds ahead of UTC.
+    /// Creates the stamp of a time in milliseconds since 1970, where local time is `utc_offset`
+    /// seconds ahead of UTC.
     pub fn new(epoch_ms: u64, utc_offset: i32) -> Self {
         let seconds = epoch_ms / 1000;
         let local = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_add(utc_offset.into());
@@ -92,7 +97,8 @@ impl Stamp {
         let minute = time / 60 % 60;
         let second = time % 60;
         let ms = epoch_ms % 1000;
-        let local = format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02},{ms:03}");
+        let local =
+            format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02},{ms:03}");
         Self { local, seconds: seconds.to_string() }
     }
 
@@ -133,8 +139,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Creates the text of a series of `spec` with these dimensions (names and values, in the definition's order).
-    /// `hostname` is used if no dimension gives the host.
+    /// Creates the text of a series of `spec` with these dimensions (names and values, in the
+    /// definition's order). `hostname` is used if no dimension gives the host.
     pub fn new<'a>(
         spec: &MetricSpec,
         dimensions: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -143,7 +149,11 @@ impl Text {
         let mut host = hostname;
         let mut others = Vec::new();
         for (name, value) in dimensions {
-            if name.eq_ignore_ascii_case("hostname") { host = value } else { others.push((name, value)) }
+            if name.eq_ignore_ascii_case("hostname") {
+                host = value
+            } else {
+                others.push((name, value))
+            }
         }
         if host.is_empty() {
             host = UNKNOWN_HOST;
@@ -169,13 +179,17 @@ impl Text {
         Self { file, head, tail, json: json(spec, file, &others, host) }
     }
 
-    /// Creates the text of a series of the server itself. The definition's dimensions come first, then the other
-    /// `labels`: a model's namespace and `metric_tags`.
+    /// Creates the text of a series of the server itself. The definition's dimensions come first,
+    /// then the other `labels`: a model's namespace and `metric_tags`.
     pub fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str) -> Self {
         let defined = spec.dimensions.iter().map(|name| {
-            (name.as_str(), labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| *value))
+            (
+                name.as_str(),
+                labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| *value),
+            )
         });
-        let others = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
+        let others =
+            labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
         Self::new(spec, defined.chain(others.copied()), hostname)
     }
 
@@ -184,9 +198,16 @@ impl Text {
         self.file
     }
 
-    /// Appends a line with its line feed. `request_ids` are the ids of a batch as joined by [`push_request_id`]; empty if
-    /// the metric has no request.
-    pub fn write(&self, out: &mut String, layout: Layout, stamp: &Stamp, value: f64, request_ids: &str) {
+    /// Appends a line with its line feed. `request_ids` are the ids of a batch as joined by
+    /// [`push_request_id`]; empty if the metric has no request.
+    pub fn write(
+        &self,
+        out: &mut String,
+        layout: Layout,
+        stamp: &Stamp,
+        value: f64,
+        request_ids: &str,
+    ) {
         if layout == Layout::Json {
             return self.write_json(out, stamp, value, request_ids);
         }
@@ -220,7 +241,8 @@ impl Text {
         if request_ids.split(',').all(str::is_empty) {
             out.push_str("null");
         } else {
-            // Encoded ids contain no control characters; only quotes and backslashes are left to escape.
+            // Encoded ids contain no control characters; only quotes and backslashes are left to
+            // escape.
             let mut ids = String::new();
             push_request_ids(&mut ids, request_ids);
             out.push_str(&quoted(&ids));
@@ -229,21 +251,29 @@ impl Text {
     }
 }
 
-fn json(spec: &MetricSpec, file: File, dimensions: &[(&str, &str)], host: &str) -> (String, String) {
+fn json(
+    spec: &MetricSpec,
+    file: File,
+    dimensions: &[(&str, &str)],
+    host: &str,
+) -> (String, String) {
     let kind = match spec.kind {
         Kind::Counter => "COUNTER",
         Kind::Gauge => "GAUGE",
         Kind::Histogram => "HISTOGRAM",
         Kind::Summary => "SUMMARY",
     };
-    let list = |item: &dyn Fn(&(&str, &str)) -> String| dimensions.iter().map(item).collect::<Vec<_>>().join(",");
-    let pairs = list(&|(name, value)| format!("{{\"Name\":{},\"Value\":{}}}", quoted(name), quoted(value)));
+    let list = |item: &dyn Fn(&(&str, &str)) -> String| {
+        dimensions.iter().map(item).collect::<Vec<_>>().join(",")
+    };
+    let pairs =
+        list(&|(name, value)| format!("{{\"Name\":{},\"Value\":{}}}", quoted(name), quoted(value)));
     let names = list(&|(name, _)| quoted(name));
     let values = list(&|(_, value)| quoted(value));
     let before = format!("{{\"MetricName\":{},\"Value\":", quoted(&spec.name));
     let after = format!(
-        ",\"Unit\":{},\"Type\":\"{kind}\",\"Dimensions\":[{pairs}],\"DimensionNames\":[{names}],\
-         \"DimensionValues\":[{values}],\"HostName\":{},\"Logger\":\"{}\",\"Timestamp\":",
+        ",\"Unit\":{},\"Type\":\"{kind}\",\"Dimensions\":[{pairs}],\"DimensionNames\":[{names}],\"\
+         DimensionValues\":[{values}],\"HostName\":{},\"Logger\":\"{}\",\"Timestamp\":",
         quoted(&spec.unit),
         quoted(host),
         file.logger()
@@ -251,7 +281,8 @@ fn json(spec: &MetricSpec, file: File, dimensions: &[(&str, &str)], host: &str) 
     (before, after)
 }
 
-/// Formats a JSON string. Also escapes Unicode's line separators, because some readers split lines there.
+/// Formats a JSON string. Also escapes Unicode's line separators, because some readers split lines
+/// there.
 fn quoted(text: &str) -> String {
     let text = serde_json::Value::from(text).to_string();
     text.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
@@ -282,7 +313,8 @@ fn encode(out: &mut String, text: &str, encoded: impl Fn(char) -> bool) {
     out.push_str(rest);
 }
 
-/// Appends the id of a batch's `position`-th request to the list of ids, encoded so that the list can be split again.
+/// Appends the id of a batch's `position`-th request to the list of ids, encoded so that the list
+/// can be split again.
 pub fn push_request_id(list: &mut String, position: usize, id: &str) {
     if position > 0 {
         list.push(',');
@@ -290,7 +322,8 @@ pub fn push_request_id(list: &mut String, position: usize, id: &str) {
     encode(list, id, is_dangerous);
 }
 
-/// Appends a list from [`push_request_id`] or from a worker; `null` if it is empty. Does not encode encoded ids again.
+/// Appends a list from [`push_request_id`] or from a worker; `null` if it is empty. Does not encode
+/// encoded ids again.
 fn push_request_ids(out: &mut String, list: &str) {
     if list.split(',').all(str::is_empty) {
         return out.push_str("null");

@@ -1,5 +1,5 @@
-//! Units of time and size. Durations are stored in nanoseconds; each definition shows them in its unit. Samples in another unit
-//! than their definition's are converted.
+//! Units of time and size. Durations are stored in nanoseconds; each definition shows them in its
+//! unit. Samples in another unit than their definition's are converted.
 
 /// A unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,8 @@ impl TimeUnit {
         }
     }
 
-    /// Returns the power of ten by which a value in this unit is multiplied to convert it to the other unit.
+    /// Returns the power of ten by which a value in this unit is multiplied to convert it to the
+    /// other unit.
     pub(super) fn digits_to(self, other: Self) -> i32 {
         self.exponent() - other.exponent()
     }
@@ -72,8 +73,8 @@ impl TimeUnit {
         ns as f64 / ns_per_unit
     }
 
-    /// Returns the shortest duration above an upper bound in this unit, in nanoseconds: 0 for a negative bound, and the maximum for
-    /// one above all durations.
+    /// Returns the shortest duration above an upper bound in this unit, in nanoseconds: 0 for a
+    /// negative bound, and the maximum for one above all durations.
     pub(super) fn shortest_above(self, bound: f64) -> u64 {
         if bound < 0.0 {
             return 0;
@@ -112,7 +113,9 @@ impl Conversion {
         if let (Some(from), Some(to)) = (TimeUnit::from_name(from), TimeUnit::from_name(to)) {
             return Self::of(Self::Time, from.digits_to(to));
         }
-        let power = |name: &str| SIZES.iter().find(|(names, _)| names.contains(&name)).map(|(_, power)| *power);
+        let power = |name: &str| {
+            SIZES.iter().find(|(names, _)| names.contains(&name)).map(|(_, power)| *power)
+        };
         match (power(from), power(to)) {
             (Some(from), Some(to)) => Self::of(Self::Size, from - to),
             _ => Self::None,
@@ -133,8 +136,8 @@ impl Conversion {
     }
 }
 
-/// Returns `value` multiplied by 10^`digits`. Moves the decimal point of the shortest decimal number that denotes the value:
-/// 0.00051 becomes 510, where a
+/// Returns `value` multiplied by 10^`digits`. Moves the decimal point of the shortest decimal
+/// number that denotes the value: 0.00051 becomes 510, where a
 /// multiplication of floats yields 510.00000000000006.
 pub(super) fn shifted(value: f64, digits: i32) -> f64 {
     if digits == 0 || !value.is_finite() {
@@ -192,7 +195,10 @@ mod tests {
             assert_eq!(unit.shortest_above(bound), ns + 1, "{bound} {unit:?}");
         }
         assert_eq!([-1.0, -1e-12].map(|bound| TimeUnit::Seconds.shortest_above(bound)), [0, 0]);
-        assert_eq!([1e30, f64::INFINITY].map(|bound| TimeUnit::Seconds.shortest_above(bound)), [u64::MAX; 2]);
+        assert_eq!(
+            [1e30, f64::INFINITY].map(|bound| TimeUnit::Seconds.shortest_above(bound)),
+            [u64::MAX; 2]
+        );
     }
 
     #[test]
@@ -209,7 +215,11 @@ mod tests {
             ("", "ms", 2.0, 2.0),
             ("Count", "Count", 2.0, 2.0),
         ] {
-            assert_eq!(Conversion::between(from, to).apply(value), expected, "{value} {from} in {to}");
+            assert_eq!(
+                Conversion::between(from, to).apply(value),
+                expected,
+                "{value} {from} in {to}"
+            );
         }
         assert_eq!(Conversion::between("Bytes", "B"), Conversion::None);
         assert!(Conversion::between("s", "ms").apply(f64::NAN).is_nan());
@@ -217,9 +227,11 @@ mod tests {
 
     #[test]
     fn units_have_names() {
-        for (name, unit) in
-            [("us", TimeUnit::Microseconds), ("Seconds", TimeUnit::Seconds), ("ms", TimeUnit::Milliseconds)]
-        {
+        for (name, unit) in [
+            ("us", TimeUnit::Microseconds),
+            ("Seconds", TimeUnit::Seconds),
+            ("ms", TimeUnit::Milliseconds),
+        ] {
             assert_eq!(TimeUnit::from_name(name), Some(unit));
         }
         for unit in ["ns", "us", "ms", "s"] {
@@ -231,7 +243,8 @@ mod tests {
     }
 
     proptest! {
-        /// Within 11 days, a duration in any unit denotes its nanoseconds exactly, and as a bound it includes them.
+        /// Within 11 days, a duration in any unit denotes its nanoseconds exactly, and as a bound
+        /// it includes them.
         #[test]
         fn durations_convert_exactly(ns in 0..1_000_000_000_000_000_u64) {
             for unit in [TimeUnit::Nanoseconds, TimeUnit::Microseconds, TimeUnit::Milliseconds, TimeUnit::Seconds] {

@@ -5,11 +5,12 @@
 //! dims  = [ dim *("," dim) ]        dim = dimension ":" value        ids = id *("," id)
 //! ```
 //!
-//! The grammar accepts everything that TorchServe's own regular expression accepts, before and since version 0.8, which
-//! added the type; lines of its C++ workers and of `emit_metrics` still have none. It also accepts what TorchServe
-//! silently dropped: numbers such as `1e+16` and `inf`, names with `-` or `.` (both become `_`), units with `/`, empty
-//! dimension values, and dimension values with `:` (the first colon ends the name) or with `,`. A comma starts a new
-//! dimension if a word and a colon follow it (`a:x,b:y`); otherwise it belongs to the value (`path:/a,/b` is one
+//! The grammar accepts everything that TorchServe's own regular expression accepts, before and
+//! since version 0.8, which added the type; lines of its C++ workers and of `emit_metrics` still
+//! have none. It also accepts what TorchServe silently dropped: numbers such as `1e+16` and `inf`,
+//! names with `-` or `.` (both become `_`), units with `/`, empty dimension values, and dimension
+//! values with `:` (the first colon ends the name) or with `,`. A comma starts a new dimension if a
+//! word and a colon follow it (`a:x,b:y`); otherwise it belongs to the value (`path:/a,/b` is one
 //! value). A value that contains `,word:` cannot be distinguished from two dimensions.
 //!
 //! The value `nan` is a number like any other here: a gauge takes it.
@@ -31,7 +32,8 @@ const MAX_DIMENSIONS: usize = 64;
 pub struct Line<'a> {
     /// The metric's name; letters, digits, `_`, `-` and `.` only.
     pub name: &'a str,
-    /// The unit as the worker writes it. Ignored for declared metrics, whose definition has the unit.
+    /// The unit as the worker writes it. Ignored for declared metrics, whose definition has the
+    /// unit.
     pub unit: &'a str,
     /// The sample: a counter's increment, a gauge's value, an observation.
     pub value: f64,
@@ -58,7 +60,15 @@ pub fn parse(body: &[u8]) -> Result<Line<'_>, Malformed> {
     let text = str::from_utf8(body).map_err(|_| Malformed("the line is not UTF-8"))?;
     let mut sections = text.split("|#");
     let (name, unit, value) = head(sections.next().unwrap_or(""))?;
-    let mut line = Line { name, unit, value, dimensions: Vec::new(), kind: None, hostname: None, request_ids: "" };
+    let mut line = Line {
+        name,
+        unit,
+        value,
+        dimensions: Vec::new(),
+        kind: None,
+        hostname: None,
+        request_ids: "",
+    };
     for (at, section) in sections.enumerate() {
         if let Some(kind) = section.strip_prefix("type:") {
             line.kind = Some(kind.trim());
@@ -84,10 +94,14 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
         return Err(missing);
     }
     if name.contains(char::is_whitespace) {
-        return Err(Malformed("the metric's name contains spaces, which Prometheus does not allow"));
+        return Err(Malformed(
+            "the metric's name contains spaces, which Prometheus does not allow",
+        ));
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
-        return Err(Malformed("the metric's name may only contain letters, digits, `_`, `-` and `.`"));
+        return Err(Malformed(
+            "the metric's name may only contain letters, digits, `_`, `-` and `.`",
+        ));
     }
     Ok((name, unit, number(value)?))
 }
@@ -95,7 +109,8 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
 /// Parses a number as Python or C++ prints it.
 fn number(text: &str) -> Result<f64, Malformed> {
     let text = text.trim().trim_end_matches('|');
-    text.parse().map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05, inf or nan"))
+    text.parse()
+        .map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05, inf or nan"))
 }
 
 /// Parses dimensions; the head of the module defines the meaning of a comma.
@@ -105,7 +120,8 @@ fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
     let mut found: Vec<(&str, &str)> = Vec::new();
     let mut rest = section;
     while !rest.is_empty() {
-        let Some((name, after)) = rest.split_once(':').filter(|(name, _)| is_word(name.trim())) else {
+        let Some((name, after)) = rest.split_once(':').filter(|(name, _)| is_word(name.trim()))
+        else {
             return Err(Malformed("dimensions must have the form name:value,name:value"));
         };
         let end = value_end(after);
@@ -118,7 +134,8 @@ fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
     Ok(found)
 }
 
-/// Returns where a dimension's value ends: at the first comma that is followed by a word and a colon or by the end.
+/// Returns where a dimension's value ends: at the first comma that is followed by a word and a
+/// colon or by the end.
 fn value_end(text: &str) -> usize {
     let begins_dimension = |at: usize| {
         let rest = text.get(at + 1..).unwrap_or("");
@@ -129,14 +146,16 @@ fn value_end(text: &str) -> usize {
     text.match_indices(',').find(|&(at, _)| begins_dimension(at)).map_or(text.len(), |(at, _)| at)
 }
 
-/// Returns whether a dimension may have this name: a label's name, also with `-` and `.`, which become `_`.
+/// Returns whether a dimension may have this name: a label's name, also with `-` and `.`, which
+/// become `_`.
 fn is_word(name: &str) -> bool {
     let mut characters = name.chars();
     characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
         && characters.all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
 }
 
-/// Parses `host[,epoch[,ids]]`. Also accepts the form of TorchServe's log (`host[,requestID:ids],timestamp:epoch`).
+/// Parses `host[,epoch[,ids]]`. Also accepts the form of TorchServe's log
+/// (`host[,requestID:ids],timestamp:epoch`).
 fn origin(section: &str) -> (Option<&str>, &str) {
     let section = section.trim();
     let (host, rest) = section.split_once(',').unwrap_or((section, ""));
@@ -148,8 +167,8 @@ fn origin(section: &str) -> (Option<&str>, &str) {
     ((!host.is_empty()).then_some(host), if ids == "null" { "" } else { ids.trim() })
 }
 
-/// Returns the type of an undeclared metric: the type of the line. Lines without a type (C++ workers, `emit_metrics`) are
-/// counters if their unit is `Count`, and gauges otherwise.
+/// Returns the type of an undeclared metric: the type of the line. Lines without a type (C++
+/// workers, `emit_metrics`) are counters if their unit is `Count`, and gauges otherwise.
 ///
 /// # Errors
 /// The type is not one of TorchServe's.
@@ -192,7 +211,8 @@ mod tests {
     #[test]
     fn parses_lines_with_and_without_a_type() {
         let now = line(
-            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#type:GAUGE|#hostname:test-host,1699061430,6d17-7,8e-1",
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#type:GAUGE|#hostname:\
+             test-host,1699061430,6d17-7,8e-1",
         );
         let expected = Line {
             name: "HandlerTime",
@@ -205,20 +225,28 @@ mod tests {
         };
         assert_eq!(now, expected);
         let early = line(
-            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,1699061430,6d17-7,8e-1",
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,\
+             1699061430,6d17-7,8e-1",
         );
         assert_eq!(early, Line { kind: None, ..expected.clone() });
         let logged = line(
-            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,requestID:6d17-7,8e-1,timestamp:1",
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,\
+             requestID:6d17-7,8e-1,timestamp:1",
         );
         assert_eq!(logged, early);
         let short = line("SizeMetric.Gigabytes:25|#ModelName:test_add_size_pass,Level:Error");
         assert_eq!((short.hostname, short.request_ids, short.dimensions.len()), (None, "", 2));
-        for text in
-            ["LoopCountError.unit:5|#|", "LoopCountError.unit:5|#", "LoopCountError.unit:5", "  LoopCountError.unit:5 "]
-        {
+        for text in [
+            "LoopCountError.unit:5|#|",
+            "LoopCountError.unit:5|#",
+            "LoopCountError.unit:5",
+            "  LoopCountError.unit:5 ",
+        ] {
             let bare = line(text);
-            assert_eq!((bare.name, bare.unit, bare.value, bare.dimensions), ("LoopCountError", "unit", 5.0, vec![]));
+            assert_eq!(
+                (bare.name, bare.unit, bare.value, bare.dimensions),
+                ("LoopCountError", "unit", 5.0, vec![])
+            );
         }
         let host = line("InfReq.Count:1.0|#|#hostname:vm,requestID:null,timestamp:1795189800");
         assert_eq!((host.hostname, host.request_ids), (Some("vm"), ""));
@@ -234,11 +262,20 @@ mod tests {
         assert_eq!((rate.name, rate.unit), ("bad-name", "tokens/s"));
         assert_eq!(line("a.b.ms:3|#").name, "a.b");
         let dims = |text: &'static str| line(text).dimensions;
-        assert_eq!(dims("a.ms:1|#url:http://h:80/x,Level:Model"), [("url", "http://h:80/x"), ("Level", "Model")]);
+        assert_eq!(
+            dims("a.ms:1|#url:http://h:80/x,Level:Model"),
+            [("url", "http://h:80/x"), ("Level", "Model")]
+        );
         assert_eq!(dims("a.ms:1|#ip:fe80::1"), [("ip", "fe80::1")]);
         assert_eq!(dims("a.ms:1|#path:/a,/b,Level:Model"), [("path", "/a,/b"), ("Level", "Model")]);
-        assert_eq!(dims("a.ms:1|#empty:,Level:Model,last:"), [("empty", ""), ("Level", "Model"), ("last", "")]);
-        assert_eq!(dims("a.ms:1|#dash-label:x, spaced : y ,"), [("dash-label", "x"), ("spaced", "y")]);
+        assert_eq!(
+            dims("a.ms:1|#empty:,Level:Model,last:"),
+            [("empty", ""), ("Level", "Model"), ("last", "")]
+        );
+        assert_eq!(
+            dims("a.ms:1|#dash-label:x, spaced : y ,"),
+            [("dash-label", "x"), ("spaced", "y")]
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What workers know of the metrics that `metrics.yaml` defines: a short form that the frontend makes once for all of them, so that
-//! workers do not parse the file at their start.
+//! What workers know of the metrics that `metrics.yaml` defines: a short form that the frontend
+//! makes once for all of them, so that workers do not parse the file at their start.
 
 use std::io;
 
@@ -21,13 +21,15 @@ pub struct WorkerMetric {
     /// The names of its labels, in the file's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dimensions: Vec<String>,
-    /// Whether the last label is one for the host that the server added: models do not give a value for it.
+    /// Whether the last label is one for the host that the server added: models do not give a
+    /// value for it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub host_is_added: bool,
     /// Whether it is in the section for metrics of models.
     #[serde(default, skip_serializing_if = "is_false")]
     pub of_models: bool,
-    /// Whether the server records it, so that models may not. Unit and dimensions are then omitted.
+    /// Whether the server records it, so that models may not. Unit and dimensions are then
+    /// omitted.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_reserved: bool,
     /// Whether the file switches it off.
@@ -38,12 +40,24 @@ pub struct WorkerMetric {
 impl WorkerMetric {
     fn new(spec: &MetricSpec, is_disabled: bool) -> Self {
         let is_reserved = spec.builtin.is_some();
-        let (unit, dimensions) =
-            if is_reserved { Default::default() } else { (spec.unit.clone(), spec.dimensions.clone()) };
+        let (unit, dimensions) = if is_reserved {
+            Default::default()
+        } else {
+            (spec.unit.clone(), spec.dimensions.clone())
+        };
         let name = spec.name.clone();
         let of_models = spec.section == Section::Model;
         let host_is_added = spec.host_is_added && !is_reserved;
-        Self { name, kind: spec.kind, unit, dimensions, host_is_added, of_models, is_reserved, is_disabled }
+        Self {
+            name,
+            kind: spec.kind,
+            unit,
+            dimensions,
+            host_is_added,
+            of_models,
+            is_reserved,
+            is_disabled,
+        }
     }
 }
 
@@ -60,7 +74,11 @@ impl WorkerMetrics {
     /// Returns what workers need to know of a catalog.
     pub fn of(catalog: &Catalog) -> Self {
         let active = catalog.iter().map(|(_, spec)| WorkerMetric::new(spec, false));
-        Self(active.chain(catalog.disabled().iter().map(|spec| WorkerMetric::new(spec, true))).collect())
+        Self(
+            active
+                .chain(catalog.disabled().iter().map(|spec| WorkerMetric::new(spec, true)))
+                .collect(),
+        )
     }
 
     /// Returns them as JSON.

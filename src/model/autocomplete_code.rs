@@ -1,8 +1,10 @@
-//! Auto-complete by the model's own code: builds the query for the code and merges its answer into the configuration.
+//! Auto-complete by the model's own code: builds the query for the code and merges its answer into
+//! the configuration.
 //!
-//! As in Triton, only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken from the
-//! answer; for TorchServe archives also the instance count and placement. Configured values are never overwritten. Triton
-//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with the lists in the answer.
+//! As in Triton, only the maximum batch size, inputs, outputs, the scheduler and the transaction
+//! policy are taken from the answer; for TorchServe archives also the instance count and placement.
+//! Configured values are never overwritten. Triton leaves that to `pb_utils.ModelConfig` and
+//! replaces the lists of inputs and outputs with the lists in the answer.
 
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;
@@ -35,7 +37,8 @@ pub struct CodeLocation<'a> {
 }
 
 impl Draft {
-    /// Fills in the name, the backend, the platform, the model's file name and the version policy, and checks nothing else.
+    /// Fills in the name, the backend, the platform, the model's file name and the version policy,
+    /// and checks nothing else.
     ///
     /// # Errors
     /// The backend cannot be determined, or contradicts the platform or the available backends.
@@ -56,10 +59,13 @@ impl Draft {
         self.proto.parameters.get(name).map(|parameter| parameter.string_value.as_str())
     }
 
-    /// Returns whether querying the model's code can be skipped, which saves starting an interpreter twice: the configuration of
-    /// a TorchServe archive is taken to be complete if it has inputs and outputs.
+    /// Returns whether querying the model's code can be skipped, which saves starting an
+    /// interpreter twice: the configuration of a TorchServe archive is taken to be complete if it
+    /// has inputs and outputs.
     pub fn is_complete(&self) -> bool {
-        self.proto.backend == "torchserve" && !self.proto.input.is_empty() && !self.proto.output.is_empty()
+        self.proto.backend == "torchserve"
+            && !self.proto.input.is_empty()
+            && !self.proto.output.is_empty()
     }
 
     /// Returns which versions should run.
@@ -75,14 +81,16 @@ impl Draft {
         super::config::encode_parts(&self.proto)
     }
 
-    /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory": "...", "model_directory":
-    /// "...", "version": N, "backend": "..."}`. The configuration includes all defaults, as in Triton.
+    /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory":
+    /// "...", "model_directory": "...", "version": N, "backend": "..."}`. The configuration
+    /// includes all defaults, as in Triton.
     pub fn query(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);
         format!(
-            "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":{}}}",
+            "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":\
+             {}}}",
             render::json(&config),
             text(place.directory),
             text(place.model_directory),
@@ -91,20 +99,24 @@ impl Draft {
         )
     }
 
-    /// Merges the answer, `{"config": {...}}` or `{"error": "..."}`, into the draft. `gpus` are the GPUs on which instances are
-    /// placed if the configuration names none.
+    /// Merges the answer, `{"config": {...}}` or `{"error": "..."}`, into the draft. `gpus` are the
+    /// GPUs on which instances are placed if the configuration names none.
     ///
     /// # Errors
     /// The answer is an error, has another form, or contradicts the configuration.
     pub fn merge_answer(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
         let name = self.proto.name.clone();
-        let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
-        let parsed: Answer<'_> =
-            serde_json::from_str(answer).map_err(|error| wrong(&format!("JSON of the wrong form: {error}")))?;
+        let wrong = |what: &str| {
+            ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"))
+        };
+        let parsed: Answer<'_> = serde_json::from_str(answer)
+            .map_err(|error| wrong(&format!("JSON of the wrong form: {error}")))?;
         let config = match parsed {
             Answer { error: Some(error), .. } => return Err(ConfigError::new(error.trim_end())),
             Answer { config: Some(config), .. } => config,
-            Answer { config: None, error: None } => return Err(wrong("neither a configuration nor an error")),
+            Answer { config: None, error: None } => {
+                return Err(wrong("neither a configuration nor an error"));
+            }
         };
         let mut reader = serde_json::Deserializer::from_str(config.get());
         let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader)
@@ -120,8 +132,8 @@ impl Draft {
 fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<(), ConfigError> {
     if answer.max_batch_size < config.max_batch_size {
         return Err(ConfigError::new(format!(
-            "configuration specified max_batch_size {}, but in auto-complete-config function for model '{}' specified \
-             max_batch_size {}",
+            "configuration specified max_batch_size {}, but in auto-complete-config function for \
+             model '{}' specified max_batch_size {}",
             config.max_batch_size, config.name, answer.max_batch_size
         )));
     }
@@ -136,7 +148,8 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
     config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
     let scheduler = answer.scheduling_choice;
-    let chosen = scheduler.filter(|choice| !matches!(choice, SchedulingChoice::EnsembleScheduling(_)));
+    let chosen =
+        scheduler.filter(|choice| !matches!(choice, SchedulingChoice::EnsembleScheduling(_)));
     if config.scheduling_choice.is_none() {
         config.scheduling_choice = chosen;
     }
@@ -145,8 +158,8 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
             && configured.decoupled != policy.decoupled
         {
             return Err(ConfigError::new(format!(
-                "trying to change decoupled property in auto-complete-config for model '{model}', which is already set to \
-                 '{}'",
+                "trying to change decoupled property in auto-complete-config for model '{model}', \
+                 which is already set to '{}'",
                 configured.decoupled
             )));
         }
@@ -155,8 +168,8 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// Adds the instance groups that the answer of a TorchServe archive requests, distributed over the GPUs in turn. For other
-/// models only the configuration defines instance groups.
+/// Adds the instance groups that the answer of a TorchServe archive requests, distributed over the
+/// GPUs in turn. For other models only the configuration defines instance groups.
 fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &[u32]) {
     let Some(wanted) = answer.instance_group.first() else { return };
     if config.backend != "torchserve" || !config.instance_group.is_empty() {
@@ -175,7 +188,9 @@ fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &
     match i32::try_from(gpus.len()) {
         // The default placement already has this form.
         _ if count <= 1 && gpus == here => {}
-        _ if count <= 1 => add(proto::ModelInstanceGroup { name: of_one, gpus, ..Default::default() }),
+        _ if count <= 1 => {
+            add(proto::ModelInstanceGroup { name: of_one, gpus, ..Default::default() })
+        }
         Ok(devices) if devices > 0 => {
             for (gpu, place) in gpus.into_iter().zip(0..count) {
                 let count = count / devices + i32::from(place < count % devices);
@@ -214,8 +229,13 @@ macro_rules! tensor {
 tensor!(proto::ModelInput, "input");
 tensor!(proto::ModelOutput, "output");
 
-/// Returns the configured tensors, with missing fields filled in, then those that only the answer contains.
-fn tensors<T: Tensor>(model: &str, mut configured: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
+/// Returns the configured tensors, with missing fields filled in, then those that only the answer
+/// contains.
+fn tensors<T: Tensor>(
+    model: &str,
+    mut configured: Vec<T>,
+    answered: Vec<T>,
+) -> Result<Vec<T>, ConfigError> {
     for mut new in answered {
         match configured.iter_mut().find(|tensor| tensor.name() == new.name()) {
             Some(tensor) => fill(model, tensor, &mut new)?,
@@ -234,7 +254,8 @@ fn fill<T: Tensor>(model: &str, configured: &mut T, new: &mut T) -> Result<(), C
     } else if provided != 0 && provided != expected {
         let name_of = |number| proto::DataType::try_from(number).unwrap_or_default().as_str_name();
         return Err(ConfigError::new(format!(
-            "unable to load model '{model}', configuration expects datatype {} for {} '{name}', model provides {}",
+            "unable to load model '{model}', configuration expects datatype {} for {} '{name}', \
+             model provides {}",
             name_of(expected),
             T::ROLE,
             name_of(provided)
@@ -244,7 +265,8 @@ fn fill<T: Tensor>(model: &str, configured: &mut T, new: &mut T) -> Result<(), C
         *configured.dims() = new.dims().clone();
     } else if !new.dims().is_empty() && new.dims() != configured.dims() {
         return Err(ConfigError::new(format!(
-            "model '{model}', tensor '{name}': the model expects dims {:?} but the model configuration specifies dims {:?}",
+            "model '{model}', tensor '{name}': the model expects dims {:?} but the model \
+             configuration specifies dims {:?}",
             new.dims(),
             configured.dims()
         )));

@@ -1,5 +1,5 @@
-//! Which fields of a model configuration bring code. A load whose client may not bring code can change all other fields of a model
-//! of the repository.
+//! Which fields of a model configuration bring code. A load whose client may not bring code can
+//! change all other fields of a model of the repository.
 
 use prost_reflect::{DynamicMessage, ReflectMessage, Value};
 
@@ -9,15 +9,18 @@ use super::{Completion, Draft, proto};
 /// What a field can bring to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Brings {
-    /// Code, or names of files that a program loads, reads or writes; or it takes away a protection from code.
+    /// Code, or names of files that a program loads, reads or writes; or it takes away a protection
+    /// from code.
     Code,
-    /// Numbers, names of tensors, schedules. Files of labels and of warm-ups are bounded elsewhere: both must be the operator's.
+    /// Numbers, names of tensors, schedules. Files of labels and of warm-ups are bounded elsewhere:
+    /// both must be the operator's.
     Settings,
 }
 
 use Brings::{Code, Settings};
 
-/// All fields of `ModelConfig`; each field of `optimization` has a row. A field that is not in the table counts as code.
+/// All fields of `ModelConfig`; each field of `optimization` has a row. A field that is not in the
+/// table counts as code.
 const FIELDS: [(&str, Brings); 32] = [
     ("name", Settings),
     ("platform", Code),
@@ -58,7 +61,8 @@ const FIELDS: [(&str, Brings); 32] = [
 /// The backends that only read the file of the model; the model `ensemble` has no backend.
 const READERS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
-/// The options of ONNX Runtime's accelerators that are plain values. Others may name files, such as `trt_extra_plugin_lib_paths`.
+/// The options of ONNX Runtime's accelerators that are plain values. Others may name files, such as
+/// `trt_extra_plugin_lib_paths`.
 const PLAIN_OPTIONS: [&str; 14] = [
     "arena_extend_strategy",
     "cudnn_conv_algo_search",
@@ -103,16 +107,21 @@ fn fields(draft: &Draft) -> Vec<(String, Value)> {
 
 fn nested(name: &str, message: &DynamicMessage) -> Vec<(String, Value)> {
     let fields = message.descriptor();
-    fields.fields().map(|field| (format!("{name}.{}", field.name()), message.get_field(&field).into_owned())).collect()
+    fields
+        .fields()
+        .map(|field| (format!("{name}.{}", field.name()), message.get_field(&field).into_owned()))
+        .collect()
 }
 
 impl Draft {
-    /// Returns the fields that bring code in a configuration that a client sent for a model whose configuration in the repository
-    /// is `repository`: those with another value than there, unless the value is harmless. Both are compared as the server
-    /// completes them from the files in `completion`. Empty if it brings no code.
+    /// Returns the fields that bring code in a configuration that a client sent for a model whose
+    /// configuration in the repository is `repository`: those with another value than there, unless
+    /// the value is harmless. Both are compared as the server completes them from the files in
+    /// `completion`. Empty if it brings no code.
     pub fn code_beyond(&self, repository: &Self, completion: &Completion<'_>) -> Vec<String> {
         // The load reports an error of the completion.
-        let completed = |draft: &Self| draft.clone().resolve(completion).unwrap_or_else(|_| draft.clone());
+        let completed =
+            |draft: &Self| draft.clone().resolve(completion).unwrap_or_else(|_| draft.clone());
         let sent = completed(self);
         let known = completed(repository);
         let only_reads = sent.only_reads_files();
@@ -125,11 +134,15 @@ impl Draft {
                 "platform" | "backend" => only_reads,
                 // The default of the backend.
                 "default_model_filename" => self.proto.default_model_filename.is_empty(),
-                "optimization.execution_accelerators" => only_reads && sent.has_plain_accelerators(),
+                "optimization.execution_accelerators" => {
+                    only_reads && sent.has_plain_accelerators()
+                }
                 "parameters" => {
                     let changed = sent.parameters_beyond(&known);
-                    let of_code = changed.into_iter().filter(|key| !only_reads || is_code_for_readers(key));
-                    brought.extend(of_code.map(|key| format!("parameters['{}']", key.escape_debug())));
+                    let of_code =
+                        changed.into_iter().filter(|key| !only_reads || is_code_for_readers(key));
+                    brought
+                        .extend(of_code.map(|key| format!("parameters['{}']", key.escape_debug())));
                     true
                 }
                 _ => false,
@@ -141,7 +154,8 @@ impl Draft {
         brought
     }
 
-    /// Returns whether a model of this configuration brings no code: its backend only reads the model's file.
+    /// Returns whether a model of this configuration brings no code: its backend only reads the
+    /// model's file.
     fn only_reads_files(&self) -> bool {
         match self.proto.backend.as_str() {
             "" => matches!(self.proto.platform.as_str(), "ensemble" | "onnxruntime_onnx"),
@@ -152,17 +166,20 @@ impl Draft {
     fn has_plain_accelerators(&self) -> bool {
         let optimization = self.proto.optimization.as_ref();
         let accelerators = optimization.and_then(|all| all.execution_accelerators.as_ref());
-        let mut both = accelerators
-            .into_iter()
-            .flat_map(|all| all.gpu_execution_accelerator.iter().chain(&all.cpu_execution_accelerator));
+        let mut both = accelerators.into_iter().flat_map(|all| {
+            all.gpu_execution_accelerator.iter().chain(&all.cpu_execution_accelerator)
+        });
         both.all(|one| one.parameters.keys().all(|key| PLAIN_OPTIONS.contains(&key.as_str())))
     }
 
-    /// Returns the names of the parameters that only one of the configurations has, or that have different values.
+    /// Returns the names of the parameters that only one of the configurations has, or that have
+    /// different values.
     fn parameters_beyond(&self, other: &Self) -> Vec<String> {
         let keys = self.proto.parameters.keys().chain(other.proto.parameters.keys());
-        let mut differing: Vec<String> =
-            keys.filter(|key| *key != ENGINE && self.parameter(key) != other.parameter(key)).cloned().collect();
+        let mut differing: Vec<String> = keys
+            .filter(|key| *key != ENGINE && self.parameter(key) != other.parameter(key))
+            .cloned()
+            .collect();
         differing.sort_unstable();
         differing.dedup();
         differing
@@ -175,10 +192,11 @@ impl Draft {
     }
 }
 
-/// Returns whether a parameter brings code to a model whose backend only reads its file: it is a protection, or an entry of ONNX
-/// Runtime's session with the name of a file.
+/// Returns whether a parameter brings code to a model whose backend only reads its file: it is a
+/// protection, or an entry of ONNX Runtime's session with the name of a file.
 fn is_code_for_readers(key: &str) -> bool {
-    PROTECTIONS.contains(&key) || (key.starts_with("session.") && (key.contains("file") || key.contains("path")))
+    PROTECTIONS.contains(&key)
+        || (key.starts_with("session.") && (key.contains("file") || key.contains("path")))
 }
 
 #[cfg(test)]
@@ -202,12 +220,14 @@ mod tests {
         let files: Vec<String> = files.iter().map(|name| (*name).to_owned()).collect();
         let completion = Completion { directory: "m", files: &files, ..Completion::default() };
         let sent = Draft::from_json(sent).unwrap();
-        sent.code_beyond(&Draft::from_text(repository, "config.pbtxt").unwrap(), &completion).join(" ")
+        sent.code_beyond(&Draft::from_text(repository, "config.pbtxt").unwrap(), &completion)
+            .join(" ")
     }
 
     #[test]
     fn settings_of_any_model_bring_no_code() {
-        const PYTHON: &str = r#"backend: "python" parameters { key: "token" value { string_value: "x" } }"#;
+        const PYTHON: &str =
+            r#"backend: "python" parameters { key: "token" value { string_value: "x" } }"#;
         const SAME: &str = r#""backend":"python","parameters":{"token":{"string_value":"x"}}"#;
         for change in [
             r#""version_policy":{"specific":{"versions":[1]}}"#,
@@ -219,23 +239,33 @@ mod tests {
             r#""optimization":{"eager_batching":true}"#,
             r#""default_model_filename":"model.py""#,
         ] {
-            assert_eq!(brought(&format!("{{{SAME},{change}}}"), PYTHON, &["model.py"]), "", "{change}");
+            assert_eq!(
+                brought(&format!("{{{SAME},{change}}}"), PYTHON, &["model.py"]),
+                "",
+                "{change}"
+            );
         }
         // The configuration that the server shows.
-        let shown =
-            r#"{"backend":"python","parameters":{"token":{"string_value":"x"},"engine":{"string_value":"python"}}}"#;
+        let shown = r#"{"backend":"python","parameters":{"token":{"string_value":"x"},"engine":{"string_value":"python"}}}"#;
         assert_eq!(brought(shown, PYTHON, &["model.py"]), "");
         // What a configuration leaves out is completed from the operator's files.
         assert_eq!(brought(r#"{"instance_group":[{"count":2}]}"#, "", &["model.py"]), "");
-        assert_eq!(brought(r#"{"max_batch_size":2}"#, r#"backend: "onnxruntime""#, &["model.onnx"]), "");
+        assert_eq!(
+            brought(r#"{"max_batch_size":2}"#, r#"backend: "onnxruntime""#, &["model.onnx"]),
+            ""
+        );
     }
 
     #[test]
     fn another_program_is_code() {
-        const PYTHON: &str = r#"backend: "python" parameters { key: "sandbox" value { string_value: "on" } }"#;
+        const PYTHON: &str =
+            r#"backend: "python" parameters { key: "sandbox" value { string_value: "on" } }"#;
         for (sent, expected) in [
             (r#"{"backend":"python"}"#, "parameters['sandbox']"),
-            (r#"{"backend":"python","parameters":{"sandbox":{"string_value":"off"}}}"#, "parameters['sandbox']"),
+            (
+                r#"{"backend":"python","parameters":{"sandbox":{"string_value":"off"}}}"#,
+                "parameters['sandbox']",
+            ),
             (
                 r#"{"backend":"python","parameters":{"sandbox":{"string_value":"on"},"EXECUTION_ENV_PATH":{"string_value":"/x"}}}"#,
                 "parameters['EXECUTION_ENV_PATH']",
@@ -248,7 +278,10 @@ mod tests {
         ] {
             assert_eq!(brought(sent, PYTHON, &["model.py"]), expected, "{sent}");
         }
-        assert_eq!(brought(r#"{"backend":"python"}"#, "", &["model.onnx", "model.py"]), "platform backend");
+        assert_eq!(
+            brought(r#"{"backend":"python"}"#, "", &["model.onnx", "model.py"]),
+            "platform backend"
+        );
         assert_eq!(brought(r#"{"runtime":"x.so"}"#, "", &["model.onnx"]), "runtime");
     }
 
@@ -267,12 +300,18 @@ mod tests {
             assert_eq!(brought(sent, "", &["model.py"]), "", "{sent}");
         }
         for (sent, expected) in [
-            (r#"{"backend":"onnxruntime","parameters":{"sandbox":{"string_value":"off"}}}"#, "parameters['sandbox']"),
+            (
+                r#"{"backend":"onnxruntime","parameters":{"sandbox":{"string_value":"off"}}}"#,
+                "parameters['sandbox']",
+            ),
             (
                 r#"{"backend":"onnxruntime","model_operations":{"op_library_filename":["/tmp/x.so"]}}"#,
                 "model_operations",
             ),
-            (r#"{"backend":"onnxruntime","default_model_filename":"/etc/passwd"}"#, "default_model_filename"),
+            (
+                r#"{"backend":"onnxruntime","default_model_filename":"/etc/passwd"}"#,
+                "default_model_filename",
+            ),
             (
                 r#"{"backend":"onnxruntime","optimization":{"execution_accelerators":{"gpu_execution_accelerator":[{"name":"tensorrt",
                 "parameters":{"trt_extra_plugin_lib_paths":"/tmp/x.so"}}]}}}"#,
@@ -286,9 +325,9 @@ mod tests {
             assert_eq!(brought(sent, "", &["model.onnx"]), expected, "{sent}");
         }
         // The operator's own libraries stay.
-        const LIBRARY: &str = r#"backend: "onnxruntime" model_operations { op_library_filename: "x.so" }"#;
-        let same =
-            r#"{"backend":"onnxruntime","max_batch_size":2,"model_operations":{"op_library_filename":["x.so"]}}"#;
+        const LIBRARY: &str =
+            r#"backend: "onnxruntime" model_operations { op_library_filename: "x.so" }"#;
+        let same = r#"{"backend":"onnxruntime","max_batch_size":2,"model_operations":{"op_library_filename":["x.so"]}}"#;
         assert_eq!(brought(same, LIBRARY, &["model.onnx"]), "");
     }
 }

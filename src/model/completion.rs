@@ -1,4 +1,5 @@
-//! The facts that complete a model configuration: the model's files and this machine's hardware and backends.
+//! The facts that complete a model configuration: the model's files and this machine's hardware and
+//! backends.
 
 use super::onnx::ModelSignature;
 
@@ -7,22 +8,27 @@ use super::onnx::ModelSignature;
 pub struct Completion<'a> {
     /// The name of the model's directory: the model's name.
     pub directory: &'a str,
-    /// The names of the files in the model's version directories. They select the backend if the configuration does not.
+    /// The names of the files in the model's version directories. They select the backend if the
+    /// configuration does not.
     pub files: &'a [String],
-    /// The backends that this server can run; empty to accept any name. ONNX models fall back from `onnxruntime` to `tract` if
-    /// only the latter is listed.
+    /// The backends that this server can run; empty to accept any name. ONNX models fall back from
+    /// `onnxruntime` to `tract` if only the latter is listed.
     pub backends: &'a [&'a str],
-    /// The numbers of this machine's usable GPUs. Instances are placed on them if the configuration names none.
+    /// The numbers of this machine's usable GPUs. Instances are placed on them if the
+    /// configuration names none.
     pub gpus: &'a [u32],
-    /// The numbers of GPUs that cannot be used now. A configuration may name them: whether they are usable is checked when an
-    /// instance starts.
+    /// The numbers of GPUs that cannot be used now. A configuration may name them: whether they
+    /// are usable is checked when an instance starts.
     pub unusable_gpus: &'a [u32],
-    /// Why `onnxruntime` cannot use GPUs on this machine, as the end of a sentence; `None` if it can.
+    /// Why `onnxruntime` cannot use GPUs on this machine, as the end of a sentence; `None` if it
+    /// can.
     pub no_cuda_provider: Option<&'a str>,
     /// The inputs and outputs that the model file declares, if it could be read.
     pub signature: Option<&'a ModelSignature>,
-    /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from `signature`.
+    /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from
+    /// `signature`.
     pub auto_complete: bool,
-    /// The maximum batch size to fill in for a model that can batch and configures none; 4 in Triton.
+    /// The maximum batch size to fill in for a model that can batch and configures none; 4 in
+    /// Triton.
     pub default_max_batch_size: u32,
 }

@@ -14,7 +14,8 @@ use super::scheduling::Scheduling;
 use super::state::StateSpec;
 use crate::tensor::DataType;
 
-/// A valid model configuration. Created only by [`Draft::complete`](super::Draft::complete) and [`ModelConfig::decode`].
+/// A valid model configuration. Created only by [`Draft::complete`](super::Draft::complete) and
+/// [`ModelConfig::decode`].
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// The model's name, which is the name of its directory.
@@ -25,7 +26,8 @@ pub struct ModelConfig {
     pub backend: String,
     /// Which versions should run.
     pub version_policy: VersionPolicy,
-    /// The maximum batch size; 0 if the model does not batch and its shapes have no batch dimension.
+    /// The maximum batch size; 0 if the model does not batch and its shapes have no batch
+    /// dimension.
     pub max_batch_size: u32,
     /// Inputs.
     pub inputs: Vec<TensorSpec>,
@@ -45,9 +47,11 @@ pub struct ModelConfig {
     pub default_model_filename: String,
     /// Free parameters for the backend.
     pub parameters: BTreeMap<String, String>,
-    /// Additional labels of the model's metrics (without the `_` that is prepended to their names).
+    /// Additional labels of the model's metrics (without the `_` that is prepended to their
+    /// names).
     pub metric_tags: BTreeMap<String, String>,
-    /// The model's own upper bounds for histograms, by the metric's name (`model_metrics.metric_control`).
+    /// The model's own upper bounds for histograms, by the metric's name
+    /// (`model_metrics.metric_control`).
     pub histogram_buckets: Vec<(String, Vec<f64>)>,
     /// Whether a request may be answered by any number of responses.
     pub decoupled: bool,
@@ -55,8 +59,9 @@ pub struct ModelConfig {
     pub response_cache: bool,
     /// Requests to run before the model is ready.
     pub warmups: Vec<Warmup>,
-    /// Whether a request fails if an output has another datatype or batch dimension than configured; otherwise the output is
-    /// returned as the model produced it. From the parameter `strict_output_types`.
+    /// Whether a request fails if an output has another datatype or batch dimension than
+    /// configured; otherwise the output is returned as the model produced it. From the parameter
+    /// `strict_output_types`.
     pub strict_output_types: bool,
     /// Warnings about valid but probably unintended settings, for the log; one sentence each.
     pub warnings: Vec<String>,
@@ -88,8 +93,8 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Converts a shape of the protocol to the shape that the backend receives. `batching` means that both start with a batch
-    /// dimension, which does not change.
+    /// Converts a shape of the protocol to the shape that the backend receives. `batching` means
+    /// that both start with a batch dimension, which does not change.
     pub fn backend_shape(&self, shape: &[i64], batching: bool) -> Vec<i64> {
         match &self.reshape {
             Some(reshape) => remap(&self.dims, reshape, shape, batching),
@@ -97,7 +102,8 @@ impl TensorSpec {
         }
     }
 
-    /// Converts a shape that a backend produced to the shape of the protocol: the inverse of [`TensorSpec::backend_shape`].
+    /// Converts a shape that a backend produced to the shape of the protocol: the inverse of
+    /// [`TensorSpec::backend_shape`].
     pub fn protocol_shape<'a>(&self, shape: &'a [i64], batching: bool) -> Cow<'a, [i64]> {
         match &self.reshape {
             Some(reshape) => remap(reshape, &self.dims, shape, batching).into(),
@@ -111,7 +117,8 @@ impl TensorSpec {
     }
 }
 
-/// Returns `to` with its variable dimensions replaced, in order, by the values of `shape` at the variable dimensions of `from`.
+/// Returns `to` with its variable dimensions replaced, in order, by the values of `shape` at the
+/// variable dimensions of `from`.
 fn remap(from: &[i64], to: &[i64], shape: &[i64], batching: bool) -> Vec<i64> {
     let (batch, dims) = shape.split_at(usize::from(batching).min(shape.len()));
     let mut variable = from.iter().zip(dims).filter(|(from, _)| **from == -1).map(|(_, dim)| *dim);
@@ -145,9 +152,11 @@ pub struct InstanceGroup {
     pub passive: bool,
     /// The name of the host policy; may be empty.
     pub host_policy: String,
-    /// The resources that each instance holds while it executes, if the server's rate limiter is on.
+    /// The resources that each instance holds while it executes, if the server's rate limiter is
+    /// on.
     pub resources: Vec<Resource>,
-    /// Weight in the rate limiter: an instance of priority 2 gets half as many executions as one of priority 1. 0 means 1.
+    /// Weight in the rate limiter: an instance of priority 2 gets half as many executions as one
+    /// of priority 1. 0 means 1.
     pub priority: u32,
 }
 
@@ -223,7 +232,9 @@ impl ModelConfig {
             Some(text) => {
                 let name = Self::CPU_FALLBACK;
                 let model = &self.name;
-                Err(ConfigError::new(format!("parameter '{name}' must be true or false for {model}, got '{text}'")))
+                Err(ConfigError::new(format!(
+                    "parameter '{name}' must be true or false for {model}, got '{text}'"
+                )))
             }
         }
     }
@@ -248,14 +259,15 @@ impl ModelConfig {
         self.proto.encode_to_vec()
     }
 
-    /// Encodes the configuration without the instance groups: the result does not depend on where and how often the model runs.
+    /// Encodes the configuration without the instance groups: the result does not depend on where
+    /// and how often the model runs.
     pub fn encode_without_instances(&self) -> Vec<u8> {
         let proto = proto::ModelConfig { instance_group: Vec::new(), ..self.proto.clone() };
         proto.encode_to_vec()
     }
 
-    /// Returns the accelerators of `optimization.execution_accelerators.gpu_execution_accelerator` in their order: names, and
-    /// parameters sorted by name.
+    /// Returns the accelerators of `optimization.execution_accelerators.gpu_execution_accelerator`
+    /// in their order: names, and parameters sorted by name.
     pub fn gpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let optimization = self.proto.optimization.as_ref();
         let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
@@ -271,7 +283,8 @@ impl ModelConfig {
         config
     }
 
-    /// Encodes the configuration in three parts, which change for different reasons: instance groups, version policy, the rest.
+    /// Encodes the configuration in three parts, which change for different reasons: instance
+    /// groups, version policy, the rest.
     pub fn encode_parts(&self) -> [Vec<u8>; 3] {
         encode_parts(&self.proto)
     }
@@ -279,7 +292,8 @@ impl ModelConfig {
 
 /// Returns the name of an accelerator, and its parameters sorted by name.
 pub(super) fn accelerator(accelerator: &Accelerator) -> (&str, Vec<(&str, &str)>) {
-    let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let parameters =
+        accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let mut parameters: Vec<_> = parameters.collect();
     parameters.sort_unstable();
     (accelerator.name.as_str(), parameters)
@@ -290,6 +304,7 @@ pub(super) fn encode_parts(config: &proto::ModelConfig) -> [Vec<u8>; 3] {
     let empty = proto::ModelConfig::default;
     let instances = proto::ModelConfig { instance_group: config.instance_group.clone(), ..empty() };
     let policy = proto::ModelConfig { version_policy: config.version_policy.clone(), ..empty() };
-    let rest = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..config.clone() };
+    let rest =
+        proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..config.clone() };
     [instances, policy, rest].map(|part| part.encode_to_vec())
 }

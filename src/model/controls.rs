@@ -1,5 +1,5 @@
-//! Control inputs of models with sequences (`sequence_batching.control_input`): inputs that the server adds for each slot of
-//! a batch. The kinds and the error texts are Triton's.
+//! Control inputs of models with sequences (`sequence_batching.control_input`): inputs that the
+//! server adds for each slot of a batch. The kinds and the error texts are Triton's.
 
 use super::error::{ConfigError, error};
 use super::proto::model_sequence_batching::{Control as ProtoControl, control::Kind};
@@ -27,8 +27,8 @@ pub enum ControlKind {
     End(FalseTrue),
     /// Whether this slot contains a request.
     Ready(FalseTrue),
-    /// The sequence's correlation id; 0 or empty without a request. A number that is too large for the datatype is truncated to
-    /// its low bits.
+    /// The sequence's correlation id; 0 or empty without a request. A number that is too large for
+    /// the datatype is truncated to its low bits.
     CorrelationId,
 }
 
@@ -68,15 +68,20 @@ impl ControlInput {
 
     fn push_id(&self, id: Option<&CorrelationId>, bytes: &mut Vec<u8>) {
         match (self.datatype.size(), id) {
-            (Some(size), Some(CorrelationId::Uint(number))) => bytes.extend_from_slice(&number.to_le_bytes()[..size]),
+            (Some(size), Some(CorrelationId::Uint(number))) => {
+                bytes.extend_from_slice(&number.to_le_bytes()[..size])
+            }
             (Some(size), _) => bytes.extend_from_slice(&[0; 8][..size]),
-            (None, Some(CorrelationId::String(text))) => drop(push_bytes_element(bytes, text.as_bytes())),
+            (None, Some(CorrelationId::String(text))) => {
+                drop(push_bytes_element(bytes, text.as_bytes()))
+            }
             (None, _) => drop(push_bytes_element(bytes, b"")),
         }
     }
 }
 
-/// Returns whether the server generates the input: from the batch as a whole, or as a control input of sequences.
+/// Returns whether the server generates the input: from the batch as a whole, or as a control input
+/// of sequences.
 pub(super) fn is_made_by_server(config: &proto::ModelConfig, input: &str) -> bool {
     let controls = match &config.scheduling_choice {
         Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
@@ -101,18 +106,25 @@ pub(super) fn controls(
             return error(format!("sequence batching control tensor must have a name for {name}"));
         }
         if all.iter().any(|control| control.name == input.name) || input.control.len() > 1 {
-            let text =
-                format!("sequence batching control tensor '{}' is specified for multiple control kinds", input.name);
+            let text = format!(
+                "sequence batching control tensor '{}' is specified for multiple control kinds",
+                input.name
+            );
             return error(format!("{text} for {name}"));
         }
         if inputs.contains(&&input.name) {
-            let text = format!("sequence batching control tensor '{}' is also an input of the model", input.name);
+            let text = format!(
+                "sequence batching control tensor '{}' is also an input of the model",
+                input.name
+            );
             return error(format!("{text} for {name}"));
         }
         for control in &input.control {
             if kinds.contains(&control.kind()) {
                 let kind = control.kind().as_str_name();
-                return error(format!("sequence batching specifies multiple {kind} tensors for {name}"));
+                return error(format!(
+                    "sequence batching specifies multiple {kind} tensors for {name}"
+                ));
             }
             kinds.push(control.kind());
             let (datatype, kind) = kind(control, name).map_err(ConfigError::new)?;
@@ -138,34 +150,46 @@ const CHOICES: [&str; 3] = ["int32_false_true", "fp32_false_true", "bool_false_t
 
 fn false_true(control: &ProtoControl) -> Result<(DataType, FalseTrue), String> {
     let kind = control.kind().as_str_name();
-    let int32: Vec<Vec<u8>> = control.int32_false_true.iter().map(|value| value.to_le_bytes().to_vec()).collect();
+    let int32: Vec<Vec<u8>> =
+        control.int32_false_true.iter().map(|value| value.to_le_bytes().to_vec()).collect();
     let fp32 = control.fp32_false_true.iter().map(|value| value.to_le_bytes().to_vec()).collect();
     let boolean = control.bool_false_true.iter().map(|value| vec![u8::from(*value)]).collect();
-    let choices =
-        CHOICES.into_iter().zip([DataType::Int32, DataType::Fp32, DataType::Bool]).zip([int32, fp32, boolean]);
+    let choices = CHOICES
+        .into_iter()
+        .zip([DataType::Int32, DataType::Fp32, DataType::Bool])
+        .zip([int32, fp32, boolean]);
     let mut given = choices.filter(|(_, values)| !values.is_empty());
     let [int, fp, boolean] = CHOICES;
     let Some(((choice, datatype), values)) = given.next() else {
-        return Err(format!("sequence batching must specify either '{int}', '{fp}' or '{boolean}' for {kind}"));
+        return Err(format!(
+            "sequence batching must specify either '{int}', '{fp}' or '{boolean}' for {kind}"
+        ));
     };
     if given.next().is_some() {
         return Err(format!(
-            "sequence batching specifies more than one from '{int}', '{fp}' and '{boolean}' for {kind}"
+            "sequence batching specifies more than one from '{int}', '{fp}' and '{boolean}' for \
+             {kind}"
         ));
     }
     let values = <[Vec<u8>; 2]>::try_from(values);
-    let values =
-        values.map_err(|_| format!("sequence batching control '{choice}' must have exactly 2 entries for {kind}"))?;
+    let values = values.map_err(|_| {
+        format!("sequence batching control '{choice}' must have exactly 2 entries for {kind}")
+    })?;
     Ok((datatype, FalseTrue(values)))
 }
 
 fn correlation_id(control: &ProtoControl, model: &str) -> Result<(DataType, ControlKind), String> {
     let kind = control.kind().as_str_name();
-    let counts = [control.int32_false_true.len(), control.fp32_false_true.len(), control.bool_false_true.len()];
+    let counts = [
+        control.int32_false_true.len(),
+        control.fp32_false_true.len(),
+        control.bool_false_true.len(),
+    ];
     if counts != [0, 0, 0] {
         let [int, fp, boolean] = CHOICES;
         return Err(format!(
-            "sequence batching must not specify either '{int}', '{fp}' or '{boolean}' for {kind} for {model}"
+            "sequence batching must not specify either '{int}', '{fp}' or '{boolean}' for {kind} \
+             for {model}"
         ));
     }
     let datatype = match control.data_type() {
@@ -176,8 +200,8 @@ fn correlation_id(control: &ProtoControl, model: &str) -> Result<(DataType, Cont
         proto::DataType::TypeString => DataType::Bytes,
         _ => {
             return Err(format!(
-                "unexpected data type for control {kind} for {model}. Allowed data types are TYPE_UINT64, TYPE_INT64, \
-                 TYPE_UINT32, TYPE_INT32 and TYPE_STRING: it is {}",
+                "unexpected data type for control {kind} for {model}. Allowed data types are \
+                 TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING: it is {}",
                 control.data_type().as_str_name()
             ));
         }

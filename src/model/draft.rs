@@ -8,7 +8,8 @@ use super::{agents, autocomplete, json, normalize, onnx, proto, text, validate, 
 /// The parameter that decides whether a model runs in a sandbox.
 pub const SANDBOX: &str = "sandbox";
 
-/// A configuration that follows the schema. Its content is not checked: fields may be missing or contradict each other.
+/// A configuration that follows the schema. Its content is not checked: fields may be missing or
+/// contradict each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub(super) proto: proto::ModelConfig,
@@ -25,19 +26,21 @@ impl Draft {
     /// Reads the protobuf text format (`config.pbtxt`).
     ///
     /// # Errors
-    /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum value.
+    /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or
+    /// enum value.
     pub fn from_text(source: &str, file_name: &str) -> Result<Self, ConfigError> {
         let (message, warnings) = text::parse(source, &proto::descriptor())
             .map_err(|error| ConfigError::new(error.locate(source, file_name)))?;
-        let warnings = warnings.into_iter().map(|warning| warning.locate(source, file_name)).collect();
+        let warnings =
+            warnings.into_iter().map(|warning| warning.locate(source, file_name)).collect();
         Ok(Self { proto: proto::from_dynamic(&message)?, warnings })
     }
 
     /// Reads the JSON mapping of protobuf, as leniently as protobuf does.
     ///
     /// # Errors
-    /// One line, `model configuration JSON:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum
-    /// value.
+    /// One line, `model configuration JSON:LINE:COLUMN: what was wrong`, with the allowed names for
+    /// an unknown field or enum value.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
         let message = json::parse(json, &proto::descriptor())
             .map_err(|error| ConfigError::new(error.locate(json, "model configuration JSON")))?;
@@ -54,26 +57,30 @@ impl Draft {
         name.clone_into(&mut self.proto.name);
     }
 
-    /// Returns the model's file from the configuration (`default_model_filename`); empty if it has none.
+    /// Returns the model's file from the configuration (`default_model_filename`); empty if it has
+    /// none.
     pub fn model_file(&self) -> &str {
         &self.proto.default_model_filename
     }
 
-    /// Returns the name of the model's file if its signature can be read ([`onnx::signature`]). `files` are the names in the
-    /// version directories. A Python model may have such a file beside its code.
+    /// Returns the name of the model's file if its signature can be read ([`onnx::signature`]).
+    /// `files` are the names in the version directories. A Python model may have such a file beside
+    /// its code.
     pub fn onnx_file<'a>(&'a self, files: &[String]) -> Option<&'a str> {
         let name = match self.proto.default_model_filename.as_str() {
             "" => normalize::default_file("onnxruntime", files)?,
             name => name,
         };
-        let has_signature = name.rsplit_once('.').is_some_and(|(_, ending)| onnx::EXTENSIONS.contains(&ending));
+        let has_signature =
+            name.rsplit_once('.').is_some_and(|(_, ending)| onnx::EXTENSIONS.contains(&ending));
         (self.may_be_onnx() && has_signature).then_some(name)
     }
 
     /// Returns whether the model may be an ONNX file.
     pub(super) fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
-        matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
+        matches!(backend.as_str(), "" | "onnxruntime" | "tract")
+            && matches!(platform.as_str(), "" | "onnxruntime_onnx")
     }
 
     /// Encodes the draft as protobuf bytes of `inference.ModelConfig`.
@@ -107,18 +114,25 @@ impl Draft {
         normalize::check_name(&self.proto, directory)
     }
 
-    /// Fills in missing fields from the model file, its directory and the defaults, and checks the result.
+    /// Fills in missing fields from the model file, its directory and the defaults, and checks the
+    /// result.
     ///
     /// # Errors
-    /// The first field that is missing, wrong or contradicts the model file; with Triton's text where Triton has one.
+    /// The first field that is missing, wrong or contradicts the model file; with Triton's text
+    /// where Triton has one.
     pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
         normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
-        if let Some(signature) =
-            completion.signature.filter(|_| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract"))
+        if let Some(signature) = completion
+            .signature
+            .filter(|_| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract"))
         {
             if completion.auto_complete {
-                let warning = autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
+                let warning = autocomplete::fill(
+                    &mut self.proto,
+                    signature,
+                    completion.default_max_batch_size,
+                )?;
                 self.warnings.extend(warning);
             }
             autocomplete::compare(&self.proto, signature)?;
@@ -143,7 +157,8 @@ impl ModelConfig {
         validate::config(Draft::decode(bytes)?.proto)
     }
 
-    /// Returns a copy with this transaction policy. An ensemble's policy depends on the policies of its members.
+    /// Returns a copy with this transaction policy. An ensemble's policy depends on the policies of
+    /// its members.
     ///
     /// # Errors
     /// The model is decoupled but uses a feature that requires exactly one response per request.

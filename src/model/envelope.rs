@@ -1,14 +1,18 @@
-//! Tensors of the v2 protocol for models that take documents: a request to a TorchServe model is converted to the JSON document
-//! that its envelope `kservev2` reads, and an answer with `outputs` is converted back to tensors.
+//! Tensors of the v2 protocol for models that take documents: a request to a TorchServe model is
+//! converted to the JSON document that its envelope `kservev2` reads, and an answer with `outputs`
+//! is converted back to tensors.
 //!
-//! Such a model has one input, `data`, whose only element is a body, and one output, `prediction`. A request with the input
-//! `data` is passed on unchanged. An element of a BYTES tensor that is not UTF-8 is encoded as base64.
+//! Such a model has one input, `data`, whose only element is a body, and one output, `prediction`.
+//! A request with the input `data` is passed on unchanged. An element of a BYTES tensor that is not
+//! UTF-8 is encoded as base64.
 
 use serde_json::{Map, Number, Value, json};
 
 use crate::data::Data;
 use crate::error::{ErrorCode, InferError, Reason};
-use crate::infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use crate::infer::{
+    InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput,
+};
 use crate::tensor::{DataType, Tensor, bytes_elements, element_count, push_bytes_element};
 
 /// The backend of these models.
@@ -48,8 +52,11 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
     if !request.id.is_empty() {
         document.insert("id".into(), json!(request.id));
     }
-    let parameters: Map<String, Value> =
-        request.parameters.iter().map(|(name, value)| (name.clone(), parameter_value(value))).collect();
+    let parameters: Map<String, Value> = request
+        .parameters
+        .iter()
+        .map(|(name, value)| (name.clone(), parameter_value(value)))
+        .collect();
     if !parameters.is_empty() {
         document.insert("parameters".into(), parameters.into());
     }
@@ -65,8 +72,9 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
         "describe": false,
         "explain": false,
     });
-    let tensor = body(text.as_bytes())
-        .ok_or_else(|| InferError::invalid(format!("the tensors make a document of {} bytes", text.len())))?;
+    let tensor = body(text.as_bytes()).ok_or_else(|| {
+        InferError::invalid(format!("the tensors make a document of {} bytes", text.len()))
+    })?;
     request.inputs = vec![InferInput { name: INPUT.to_owned(), tensor }];
     request.parameters.push((PARAMETER.to_owned(), Parameter::String(metadata.to_string())));
     Ok(Some(RequestedOutputs(std::mem::take(&mut request.outputs))))
@@ -76,14 +84,21 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
 ///
 /// # Errors
 /// The `outputs` of the document are invalid, or a requested output is missing.
-pub fn from_document(response: &mut InferResponse, requested: &RequestedOutputs) -> Result<(), InferError> {
+pub fn from_document(
+    response: &mut InferResponse,
+    requested: &RequestedOutputs,
+) -> Result<(), InferError> {
     let Some(document) = document(response) else { return Ok(()) };
     let Some(Value::Array(outputs)) = document.get("outputs") else { return Ok(()) };
     let mut tensors = outputs.iter().map(output_tensor).collect::<Result<Vec<_>, _>>()?;
     for wanted in &requested.0 {
         if !tensors.iter().any(|output| output.name == wanted.name) {
             let names: Vec<&str> = tensors.iter().map(|output| output.name.as_str()).collect();
-            let text = format!("the model's answer has no output '{}'; it has: {}", wanted.name, names.join(", "));
+            let text = format!(
+                "the model's answer has no output '{}'; it has: {}",
+                wanted.name,
+                names.join(", ")
+            );
             return Err(InferError::invalid(text));
         }
     }
@@ -120,7 +135,8 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
     let tensor = &input.tensor;
     if tensor.data.region().is_some() {
         let text = format!(
-            "input '{}' is in shared memory, which a model of the backend {BACKEND} cannot read: send the data",
+            "input '{}' is in shared memory, which a model of the backend {BACKEND} cannot read: \
+             send the data",
             input.name
         );
         return Err(InferError::new(ErrorCode::Unsupported, Reason::Unsupported, text));
@@ -128,7 +144,11 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
     let elements = elements(&input.name, tensor)?;
     if element_count(&tensor.shape) != Some(elements.len() as u64) {
         let shape = crate::tensor::format_shape(&tensor.shape);
-        let text = format!("input '{}' has {} elements, but the shape {shape}", input.name, elements.len());
+        let text = format!(
+            "input '{}' has {} elements, but the shape {shape}",
+            input.name,
+            elements.len()
+        );
         return Err(InferError::invalid(text));
     }
     Ok(json!({
@@ -142,9 +162,14 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
 /// Converts the elements to JSON, in row-major order.
 fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
     let data = tensor.data.as_slice();
-    let float = |value: f64| Number::from_f64(value).map_or_else(|| nonfinite(value), Value::Number);
+    let float =
+        |value: f64| Number::from_f64(value).map_or_else(|| nonfinite(value), Value::Number);
     if tensor.datatype.size().is_some_and(|size| !data.len().is_multiple_of(size)) {
-        let text = format!("input '{name}' has {} bytes, not a multiple of the {} size", data.len(), tensor.datatype);
+        let text = format!(
+            "input '{name}' has {} bytes, not a multiple of the {} size",
+            data.len(),
+            tensor.datatype
+        );
         return Err(InferError::invalid(text));
     }
     Ok(match tensor.datatype {
@@ -163,8 +188,12 @@ fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
         DataType::Fp64 => each(&data, |bytes| float(f64::from_le_bytes(bytes))),
         DataType::Bytes => bytes_elements(&data)
             .map(|element| match element {
-                Ok(bytes) => Ok(json!(std::str::from_utf8(bytes).map_or_else(|_| base64(bytes), str::to_owned))),
-                Err(at) => Err(InferError::invalid(format!("input '{name}' has a broken element at byte {at}"))),
+                Ok(bytes) => Ok(json!(
+                    std::str::from_utf8(bytes).map_or_else(|_| base64(bytes), str::to_owned)
+                )),
+                Err(at) => Err(InferError::invalid(format!(
+                    "input '{name}' has a broken element at byte {at}"
+                ))),
             })
             .collect::<Result<_, _>>()?,
     })
@@ -199,7 +228,8 @@ fn base64(bytes: &[u8]) -> String {
         let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for place in 0..4 {
-            let digit = DIGITS.get((bits >> (18 - 6 * place) & 63) as usize).copied().unwrap_or(b'=');
+            let digit =
+                DIGITS.get((bits >> (18 - 6 * place) & 63) as usize).copied().unwrap_or(b'=');
             out.push(char::from(if place > chunk.len() { b'=' } else { digit }));
         }
     }
@@ -209,9 +239,16 @@ fn base64(bytes: &[u8]) -> String {
 /// Converts an output of a document to a tensor.
 fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
     let wrong = |what: String| {
-        InferError::new(ErrorCode::Internal, Reason::Backend, format!("the model's answer cannot be used: {what}"))
+        InferError::new(
+            ErrorCode::Internal,
+            Reason::Backend,
+            format!("the model's answer cannot be used: {what}"),
+        )
     };
-    let name = output.get("name").and_then(Value::as_str).ok_or_else(|| wrong("an output has no name".into()))?;
+    let name = output
+        .get("name")
+        .and_then(Value::as_str)
+        .ok_or_else(|| wrong("an output has no name".into()))?;
     let datatype = output.get("datatype").and_then(Value::as_str).unwrap_or_default();
     let Some(known) = DataType::from_name(datatype) else {
         return Err(wrong(format!("output '{name}' has the datatype '{datatype}'")));
@@ -219,12 +256,15 @@ fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
     let mut data = Vec::new();
     let mut count = 0i64;
     let given = output.get("data").unwrap_or(&Value::Null);
-    push_all(given, known, &mut data, &mut count).map_err(|what| wrong(format!("output '{name}' has {what}")))?;
+    push_all(given, known, &mut data, &mut count)
+        .map_err(|what| wrong(format!("output '{name}' has {what}")))?;
     let shape: Option<Vec<i64>> = match output.get("shape") {
         None => Some(vec![count]),
         Some(shape) => shape.as_array().and_then(|dims| dims.iter().map(Value::as_i64).collect()),
     };
-    let shape = shape.ok_or_else(|| wrong(format!("output '{name}' has a shape that is not a list of integers")))?;
+    let shape = shape.ok_or_else(|| {
+        wrong(format!("output '{name}' has a shape that is not a list of integers"))
+    })?;
     if element_count(&shape) != u64::try_from(count).ok() {
         let shape = crate::tensor::format_shape(&shape);
         return Err(wrong(format!("output '{name}' has {count} elements, but the shape {shape}")));
@@ -234,7 +274,12 @@ fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
 }
 
 /// Appends the elements of nested lists.
-fn push_all(value: &Value, datatype: DataType, out: &mut Vec<u8>, count: &mut i64) -> Result<(), String> {
+fn push_all(
+    value: &Value,
+    datatype: DataType,
+    out: &mut Vec<u8>,
+    count: &mut i64,
+) -> Result<(), String> {
     if let Value::Array(values) = value {
         return values.iter().try_for_each(|value| push_all(value, datatype, out, count));
     }
@@ -243,10 +288,14 @@ fn push_all(value: &Value, datatype: DataType, out: &mut Vec<u8>, count: &mut i6
 }
 
 fn push(value: &Value, datatype: DataType, out: &mut Vec<u8>) -> Option<()> {
-    fn whole<const N: usize, T: TryFrom<i128>>(value: &Value, bytes: impl Fn(T) -> [u8; N]) -> Option<[u8; N]> {
+    fn whole<const N: usize, T: TryFrom<i128>>(
+        value: &Value,
+        bytes: impl Fn(T) -> [u8; N],
+    ) -> Option<[u8; N]> {
         let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
-        let number =
-            number.or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128));
+        let number = number.or_else(|| {
+            value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128)
+        });
         Some(bytes(T::try_from(number?).ok()?))
     }
     let float = || match value {
@@ -254,7 +303,9 @@ fn push(value: &Value, datatype: DataType, out: &mut Vec<u8>) -> Option<()> {
         _ => value.as_f64(),
     };
     match datatype {
-        DataType::Bool => out.push(u8::from(value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0))?)),
+        DataType::Bool => out.push(u8::from(
+            value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0))?,
+        )),
         DataType::Uint8 => out.extend(whole(value, u8::to_le_bytes)?),
         DataType::Uint16 => out.extend(whole(value, u16::to_le_bytes)?),
         DataType::Uint32 => out.extend(whole(value, u32::to_le_bytes)?),
@@ -285,7 +336,10 @@ mod tests {
     }
 
     fn request(inputs: Vec<(&str, Tensor)>) -> InferRequest {
-        let inputs = inputs.into_iter().map(|(name, tensor)| InferInput { name: name.into(), tensor }).collect();
+        let inputs = inputs
+            .into_iter()
+            .map(|(name, tensor)| InferInput { name: name.into(), tensor })
+            .collect();
         InferRequest { id: "7".into(), inputs, ..InferRequest::default() }
     }
 
@@ -295,13 +349,15 @@ mod tests {
     }
 
     fn answer(text: &str) -> InferResponse {
-        let outputs = vec![InferOutput { name: OUTPUT.into(), tensor: body(text.as_bytes()).unwrap() }];
+        let outputs =
+            vec![InferOutput { name: OUTPUT.into(), tensor: body(text.as_bytes()).unwrap() }];
         InferResponse { outputs, ..InferResponse::default() }
     }
 
     #[test]
     fn tensors_become_a_document() {
-        let floats: Vec<u8> = [0.1f32, f32::NAN, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let floats: Vec<u8> =
+            [0.1f32, f32::NAN, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
         let mut strings = Vec::new();
         for element in [&b"text"[..], b"\xff\xfe", b"\xff\xfe\xfd", b"\xff"] {
             assert!(push_bytes_element(&mut strings, element));
@@ -323,7 +379,9 @@ mod tests {
             ]})
         );
         assert!(request.outputs.is_empty());
-        let (name, Parameter::String(metadata)) = request.parameters.last().unwrap() else { unreachable!() };
+        let (name, Parameter::String(metadata)) = request.parameters.last().unwrap() else {
+            unreachable!()
+        };
         let metadata: Value = serde_json::from_str(metadata).unwrap();
         let length = request.inputs[0].tensor.data.len() - 4;
         assert_eq!((name.as_str(), &metadata["parts"][0]["length"]), (PARAMETER, &json!(length)));
@@ -334,11 +392,17 @@ mod tests {
         let mut plain = request(vec![(INPUT, body(b"x").unwrap())]);
         assert!(to_document(&mut plain).unwrap().is_none());
         for (datatype, shape, data, text) in [
-            (DataType::Int32, &[1][..], vec![0; 3], "input 'a' has 3 bytes, not a multiple of the INT32 size"),
+            (
+                DataType::Int32,
+                &[1][..],
+                vec![0; 3],
+                "input 'a' has 3 bytes, not a multiple of the INT32 size",
+            ),
             (DataType::Int32, &[3], vec![0; 4], "input 'a' has 1 elements, but the shape [3]"),
             (DataType::Bytes, &[1], vec![9, 0, 0, 0], "input 'a' has a broken element at byte 0"),
         ] {
-            let error = to_document(&mut request(vec![("a", tensor(datatype, shape, data))])).unwrap_err();
+            let error =
+                to_document(&mut request(vec![("a", tensor(datatype, shape, data))])).unwrap_err();
             assert_eq!(error.message, text);
         }
     }
@@ -354,7 +418,11 @@ mod tests {
         let [x, y, z] = response.outputs.as_slice() else { unreachable!() };
         assert_eq!(
             x.tensor,
-            tensor(DataType::Int64, &[2, 1], [1i64, -2].into_iter().flat_map(i64::to_le_bytes).collect())
+            tensor(
+                DataType::Int64,
+                &[2, 1],
+                [1i64, -2].into_iter().flat_map(i64::to_le_bytes).collect()
+            )
         );
         assert_eq!(y.tensor, tensor(DataType::Bytes, &[1], vec![1, 0, 0, 0, b's']));
         assert_eq!(z.tensor.data.len(), 8);
@@ -370,15 +438,25 @@ mod tests {
         for (outputs, text) in [
             (r#"{"datatype": "INT8"}"#, "an output has no name"),
             (r#"{"name": "x", "datatype": "INT9"}"#, "output 'x' has the datatype 'INT9'"),
-            (r#"{"name": "x", "datatype": "INT8", "data": [300]}"#, "output 'x' has the element 300, not a valid INT8"),
-            (r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#, "has 1 elements, but the shape [2]"),
+            (
+                r#"{"name": "x", "datatype": "INT8", "data": [300]}"#,
+                "output 'x' has the element 300, not a valid INT8",
+            ),
+            (
+                r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#,
+                "has 1 elements, but the shape [2]",
+            ),
         ] {
             let mut response = answer(&format!("{{\"outputs\": [{outputs}]}}"));
             let error = from_document(&mut response, &RequestedOutputs::default()).unwrap_err();
             assert!(error.message.contains(text), "{error}");
         }
-        let requested = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
-        let mut response = answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
+        let requested = RequestedOutputs(vec![RequestedOutput {
+            name: "q".into(),
+            ..RequestedOutput::default()
+        }]);
+        let mut response =
+            answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
         let error = from_document(&mut response, &requested).unwrap_err();
         assert_eq!(error.message, "the model's answer has no output 'q'; it has: x");
     }

@@ -1,6 +1,7 @@
 //! The error for refused model configurations.
 
-/// Why a model configuration is refused: one line for the operator. It includes the position if the source is text.
+/// Why a model configuration is refused: one line for the operator. It includes the position if the
+/// source is text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConfigError {

@@ -1,12 +1,15 @@
-//! Parses the JSON form of a message, driven by its descriptor, as leniently as protobuf's `JsonStringToMessage`, with which
-//! Triton reads the configuration of a load request.
+//! Parses the JSON form of a message, driven by its descriptor, as leniently as protobuf's
+//! `JsonStringToMessage`, with which Triton reads the configuration of a load request.
 //!
-//! Accepts more than JSON allows: keys without quotes, strings in single quotes and with raw control characters, one trailing
-//! comma, a single value in place of a list, and null for any field. Numbers and booleans may be strings; an enum value may be
-//! its number or its name in any case; field names may be in snake or camel case. Duplicate scalar fields keep
-//! the last value, duplicate lists and messages are merged. Recursion is bounded by the depth of the schema.
+//! Accepts more than JSON allows: keys without quotes, strings in single quotes and with raw
+//! control characters, one trailing comma, a single value in place of a list, and null for any
+//! field. Numbers and booleans may be strings; an enum value may be its number or its name in any
+//! case; field names may be in snake or camel case. Duplicate scalar fields keep the last value,
+//! duplicate lists and messages are merged. Recursion is bounded by the depth of the schema.
 
-use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value};
+use prost_reflect::{
+    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value,
+};
 
 use super::lexer::TextError;
 use super::text::{message_type, range, short, unknown_name};
@@ -63,7 +66,9 @@ impl<'a> Parser<'a> {
     fn expected<T>(&mut self, what: &str) -> Result<T, TextError> {
         let found = match self.peek() {
             None => "the end of the configuration".to_owned(),
-            Some(_) => format!("'{}'", self.rest().chars().take(20).collect::<String>().escape_debug()),
+            Some(_) => {
+                format!("'{}'", self.rest().chars().take(20).collect::<String>().escape_debug())
+            }
         };
         Err(TextError::new(self.at, format!("expected {what}, found {found}")))
     }
@@ -72,7 +77,8 @@ impl<'a> Parser<'a> {
         self.members(|parser, key, at| parser.field(message, key, at))
     }
 
-    /// Parses the members of an object. `each` parses the value of a key; it receives the key and its byte position.
+    /// Parses the members of an object. `each` parses the value of a key; it receives the key and
+    /// its byte position.
     fn members(
         &mut self,
         mut each: impl FnMut(&mut Self, &str, usize) -> Result<(), TextError>,
@@ -113,14 +119,22 @@ impl<'a> Parser<'a> {
 
     fn identifier(&mut self) -> &'a str {
         let rest = self.rest();
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$').unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$')
+            .unwrap_or(rest.len());
         self.at += end;
         rest.get(..end).unwrap_or_default()
     }
 
-    fn field(&mut self, message: &mut DynamicMessage, key: &str, at: usize) -> Result<(), TextError> {
+    fn field(
+        &mut self,
+        message: &mut DynamicMessage,
+        key: &str,
+        at: usize,
+    ) -> Result<(), TextError> {
         let descriptor = message_type(message);
-        let found = descriptor.get_field_by_name(key).or_else(|| descriptor.get_field_by_json_name(key));
+        let found =
+            descriptor.get_field_by_name(key).or_else(|| descriptor.get_field_by_json_name(key));
         let Some(field) = found else {
             let allowed = descriptor.fields().map(|field| field.name().to_owned()).collect();
             let role = format!("a field of {}", short(descriptor.full_name()));
@@ -131,11 +145,15 @@ impl<'a> Parser<'a> {
         }
         if !field.is_list() {
             if self.peek() == Some('[') {
-                return Err(TextError::new(self.at, format!("'{}' takes one value, not a list", field.name())));
+                return Err(TextError::new(
+                    self.at,
+                    format!("'{}' takes one value, not a list", field.name()),
+                ));
             }
             return self.single(message, &field, at);
         }
-        let mut list = message.get_field(&field).as_list().map(<[Value]>::to_vec).unwrap_or_default();
+        let mut list =
+            message.get_field(&field).as_list().map(<[Value]>::to_vec).unwrap_or_default();
         if !self.take('[') {
             list.extend(self.value(&field)?);
         } else {
@@ -151,8 +169,14 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a field with a single value. Duplicate messages are merged.
-    fn single(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor, at: usize) -> Result<(), TextError> {
-        let value = match message.get_field(field).as_message().filter(|_| self.peek() == Some('{')) {
+    fn single(
+        &mut self,
+        message: &mut DynamicMessage,
+        field: &FieldDescriptor,
+        at: usize,
+    ) -> Result<(), TextError> {
+        let value = match message.get_field(field).as_message().filter(|_| self.peek() == Some('{'))
+        {
             Some(before) => {
                 let mut inner = before.clone();
                 self.object(&mut inner)?;
@@ -162,7 +186,8 @@ impl<'a> Parser<'a> {
         };
         let Some(value) = value else { return Ok(()) };
         let group = field.containing_oneof();
-        let mut others = group.iter().flat_map(|group| group.fields()).filter(|other| other != field);
+        let mut others =
+            group.iter().flat_map(|group| group.fields()).filter(|other| other != field);
         if let Some(other) = others.find(|other| message.has_field(other)) {
             let other = other.name();
             let name = field.name();
@@ -175,7 +200,11 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn map(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor) -> Result<(), TextError> {
+    fn map(
+        &mut self,
+        message: &mut DynamicMessage,
+        field: &FieldDescriptor,
+    ) -> Result<(), TextError> {
         let Kind::Message(entry) = field.kind() else { return self.expected("a map") };
         let of_value = entry.map_entry_value_field();
         let mut map = message.get_field(field).as_map().cloned().unwrap_or_default();
@@ -190,7 +219,8 @@ impl<'a> Parser<'a> {
             match map.insert(MapKey::String(key.to_owned()), value) {
                 None => Ok(()),
                 Some(_) => {
-                    let text = format!("'{}' has the key '{}' twice", field.name(), key.escape_debug());
+                    let text =
+                        format!("'{}' has the key '{}' twice", field.name(), key.escape_debug());
                     Err(TextError::new(at, text))
                 }
             }
@@ -237,14 +267,20 @@ impl<'a> Parser<'a> {
     fn number(&mut self) -> Result<&'a str, TextError> {
         let start = self.at;
         let rest = self.rest();
-        let end =
-            rest.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '+' | '-')).unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '+' | '-'))
+            .unwrap_or(rest.len());
         let text = rest.get(..end).unwrap_or_default();
         let digits = text.strip_prefix('-').unwrap_or(text);
-        let has_zero = digits.starts_with('0') && digits.as_bytes().get(1).is_some_and(u8::is_ascii_alphanumeric);
-        let is_number = digits.starts_with(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok();
+        let has_zero = digits.starts_with('0')
+            && digits.as_bytes().get(1).is_some_and(u8::is_ascii_alphanumeric);
+        let is_number =
+            digits.starts_with(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok();
         if !is_number || (has_zero && !digits.starts_with("0e") && !digits.starts_with("0E")) {
-            return Err(TextError::new(start, format!("'{}' is not a decimal number", text.escape_debug())));
+            return Err(TextError::new(
+                start,
+                format!("'{}' is not a decimal number", text.escape_debug()),
+            ));
         }
         self.at += end;
         Ok(text)
@@ -257,7 +293,10 @@ impl<'a> Parser<'a> {
         loop {
             let at = self.at;
             let Some(character) = self.rest().chars().next() else {
-                return Err(TextError::new(opened_at, format!("this string is not closed with {quote}")));
+                return Err(TextError::new(
+                    opened_at,
+                    format!("this string is not closed with {quote}"),
+                ));
             };
             self.at += character.len_utf8();
             match character {
@@ -305,7 +344,10 @@ impl<'a> Parser<'a> {
     }
 
     fn hex(&mut self) -> Option<u16> {
-        let digits = self.rest().get(..4).filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+        let digits = self
+            .rest()
+            .get(..4)
+            .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
         self.at += 4;
         u16::from_str_radix(digits, 16).ok()
     }
@@ -319,7 +361,9 @@ fn convert(field: &FieldDescriptor, scalar: &Scalar<'_>) -> Result<Value, String
             Scalar::Null => "null".to_owned(),
             Scalar::Bool(value) => value.to_string(),
             Scalar::Number(text) => (*text).to_owned(),
-            Scalar::Text(text) => format!("\"{}\"", text.chars().take(100).collect::<String>().escape_debug()),
+            Scalar::Text(text) => {
+                format!("\"{}\"", text.chars().take(100).collect::<String>().escape_debug())
+            }
         };
         format!("expected {what} for '{}', found {given}", field.name())
     };
@@ -332,7 +376,9 @@ fn convert(field: &FieldDescriptor, scalar: &Scalar<'_>) -> Result<Value, String
         Kind::Enum(descriptor) => Value::EnumNumber(enumeration(descriptor, scalar, &wrong)?),
         Kind::Bool => match scalar {
             Scalar::Bool(value) => Value::Bool(*value),
-            Scalar::Text(text) => Value::Bool(text.parse::<bool>().map_err(|_| wrong("true or false"))?),
+            Scalar::Text(text) => {
+                Value::Bool(text.parse::<bool>().map_err(|_| wrong("true or false"))?)
+            }
             Scalar::Null | Scalar::Number(_) => return Err(wrong("true or false")),
         },
         Kind::String => match scalar {
@@ -341,8 +387,12 @@ fn convert(field: &FieldDescriptor, scalar: &Scalar<'_>) -> Result<Value, String
         },
         Kind::Float => Value::F32(float(scalar).ok_or_else(|| wrong("a number"))? as f32),
         Kind::Double => Value::F64(float(scalar).ok_or_else(|| wrong("a number"))?),
-        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => Value::I32(i32::try_from(whole()?).map_err(narrow)?),
-        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => Value::I64(i64::try_from(whole()?).map_err(narrow)?),
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
+            Value::I32(i32::try_from(whole()?).map_err(narrow)?)
+        }
+        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => {
+            Value::I64(i64::try_from(whole()?).map_err(narrow)?)
+        }
         Kind::Uint32 | Kind::Fixed32 => Value::U32(u32::try_from(whole()?).map_err(narrow)?),
         Kind::Uint64 | Kind::Fixed64 => Value::U64(u64::try_from(whole()?).map_err(narrow)?),
     })
@@ -396,9 +446,11 @@ fn enumeration(
     number.filter(|&number| descriptor.get_value(number).is_some()).ok_or_else(|| {
         let role = format!("a value of {}", short(descriptor.full_name()));
         match scalar {
-            Scalar::Text(text) => {
-                unknown_name(text, &role, descriptor.values().map(|value| value.name().to_owned()).collect())
-            }
+            Scalar::Text(text) => unknown_name(
+                text,
+                &role,
+                descriptor.values().map(|value| value.name().to_owned()).collect(),
+            ),
             _ => wrong(&role),
         }
     })

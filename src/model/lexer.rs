@@ -1,4 +1,5 @@
-//! The tokens of the protobuf text format: names, numbers, strings and symbols, with their byte positions.
+//! The tokens of the protobuf text format: names, numbers, strings and symbols, with their byte
+//! positions.
 //!
 //! Source: the text format language specification of Protocol Buffers.
 
@@ -22,7 +23,9 @@ impl Token<'_> {
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Name(text) | Self::Number(text) => format!("'{text}'"),
-            Self::Text(bytes) => format!("the string \"{}\"", String::from_utf8_lossy(bytes).escape_debug()),
+            Self::Text(bytes) => {
+                format!("the string \"{}\"", String::from_utf8_lossy(bytes).escape_debug())
+            }
             Self::Symbol(symbol) => format!("'{symbol}'"),
             Self::End => "the end of the file".to_owned(),
         }
@@ -43,7 +46,8 @@ impl TextError {
         Self { offset, message: message.into() }
     }
 
-    /// Formats the error as `FILE:LINE:COLUMN: message`. Lines and columns count from 1, columns in characters.
+    /// Formats the error as `FILE:LINE:COLUMN: message`. Lines and columns count from 1, columns in
+    /// characters.
     pub(super) fn locate(&self, source: &str, file_name: &str) -> String {
         let mut line = 1;
         let mut column = 1;
@@ -93,7 +97,12 @@ impl<'a> Lexer<'a> {
                 self.at += 1;
                 Token::Symbol(first)
             }
-            other => return Err(TextError::new(start, format!("unexpected character '{}'", other.escape_debug()))),
+            other => {
+                return Err(TextError::new(
+                    start,
+                    format!("unexpected character '{}'", other.escape_debug()),
+                ));
+            }
         };
         Ok((token, start))
     }
@@ -118,8 +127,9 @@ impl<'a> Lexer<'a> {
     fn take_while(&mut self, keep: impl Fn(u8, u8) -> bool) -> &'a str {
         let rest = self.rest();
         let mut before = 0;
-        let length =
-            rest.bytes().take_while(|&byte| byte.is_ascii() && keep(std::mem::replace(&mut before, byte), byte));
+        let length = rest.bytes().take_while(|&byte| {
+            byte.is_ascii() && keep(std::mem::replace(&mut before, byte), byte)
+        });
         let length = length.count();
         self.at += length;
         rest.get(..length).unwrap_or_default()
@@ -129,7 +139,8 @@ impl<'a> Lexer<'a> {
         let rest = self.rest();
         let hexadecimal = rest.starts_with("0x") || rest.starts_with("0X");
         self.take_while(|before, byte| {
-            let exponent_sign = matches!(byte, b'+' | b'-') && matches!(before, b'e' | b'E') && !hexadecimal;
+            let exponent_sign =
+                matches!(byte, b'+' | b'-') && matches!(before, b'e' | b'E') && !hexadecimal;
             byte.is_ascii_alphanumeric() || byte == b'.' || exponent_sign
         })
     }
@@ -153,7 +164,9 @@ impl<'a> Lexer<'a> {
                     if character == quote {
                         return Ok(bytes);
                     }
-                    bytes.extend_from_slice(self.source.get(at..self.at).unwrap_or_default().as_bytes());
+                    bytes.extend_from_slice(
+                        self.source.get(at..self.at).unwrap_or_default().as_bytes(),
+                    );
                 }
             }
         }
@@ -167,7 +180,8 @@ impl<'a> Lexer<'a> {
         };
         if let '0'..='7' = kind {
             let value = self.digits(start, 8, 1..=3)?;
-            let byte = u8::try_from(value).map_err(|_| TextError::new(start, "an octal escape goes up to \\377"))?;
+            let byte = u8::try_from(value)
+                .map_err(|_| TextError::new(start, "an octal escape goes up to \\377"))?;
             bytes.push(byte);
             return Ok(());
         }
@@ -185,14 +199,16 @@ impl<'a> Lexer<'a> {
             'u' | 'U' => {
                 let count = if kind == 'u' { 4 } else { 8 };
                 let value = self.digits(start, 16, count..=count)?;
-                let character = char::from_u32(value)
-                    .ok_or_else(|| TextError::new(start, format!("{value:#x} is not a Unicode character")))?;
+                let character = char::from_u32(value).ok_or_else(|| {
+                    TextError::new(start, format!("{value:#x} is not a Unicode character"))
+                })?;
                 bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
                 return Ok(());
             }
             other => {
                 let text = format!(
-                    "unknown escape '\\{}'; allowed: a b f n r t v x u U ? ' \" \\ and octal digits",
+                    "unknown escape '\\{}'; allowed: a b f n r t v x u U ? ' \" \\ and octal \
+                     digits",
                     other.escape_debug()
                 );
                 return Err(TextError::new(start, text));
@@ -202,13 +218,26 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    fn digits(&mut self, start: usize, radix: u32, count: std::ops::RangeInclusive<usize>) -> Result<u32, TextError> {
-        let found = self.rest().chars().take(*count.end()).take_while(|digit| digit.is_digit(radix)).count();
+    fn digits(
+        &mut self,
+        start: usize,
+        radix: u32,
+        count: std::ops::RangeInclusive<usize>,
+    ) -> Result<u32, TextError> {
+        let found = self
+            .rest()
+            .chars()
+            .take(*count.end())
+            .take_while(|digit| digit.is_digit(radix))
+            .count();
         let text = self.rest().get(..found).unwrap_or_default();
         self.at += found;
         match u32::from_str_radix(text, radix) {
             Ok(value) if count.contains(&found) => Ok(value),
-            _ => Err(TextError::new(start, format!("this escape takes {} to {} digits", count.start(), count.end()))),
+            _ => Err(TextError::new(
+                start,
+                format!("this escape takes {} to {} digits", count.start(), count.end()),
+            )),
         }
     }
 }
@@ -229,8 +258,14 @@ mod tests {
     #[test]
     fn splits_into_tokens() {
         check("\u{feff}# only a comment", &[]);
-        check("a_1:-0x1F", &[Token::Name("a_1"), Token::Symbol(':'), Token::Symbol('-'), Token::Number("0x1F")]);
-        check("1e-3 .5f # rest\n7", &[Token::Number("1e-3"), Token::Number(".5f"), Token::Number("7")]);
+        check(
+            "a_1:-0x1F",
+            &[Token::Name("a_1"), Token::Symbol(':'), Token::Symbol('-'), Token::Number("0x1F")],
+        );
+        check(
+            "1e-3 .5f # rest\n7",
+            &[Token::Number("1e-3"), Token::Number(".5f"), Token::Number("7")],
+        );
         check("'a\"b' \"c'\\\"\"", &[Token::Text(b"a\"b".to_vec()), Token::Text(b"c'\"".to_vec())]);
         check(r#"'\x41\101\n\u00e9\\'"#, &[Token::Text("AA\n\u{e9}\\".as_bytes().to_vec())]);
         check("'日本'", &[Token::Text("日本".as_bytes().to_vec())]);
@@ -241,7 +276,11 @@ mod tests {
         for (source, expected) in [
             ("a: 'x\n'", "f:1:4: this string is not closed with ' on its line"),
             ("\n\n  §", "f:3:3: unexpected character '§'"),
-            ("'é\\q'", "f:1:3: unknown escape '\\q'; allowed: a b f n r t v x u U ? ' \" \\ and octal digits"),
+            (
+                "'é\\q'",
+                "f:1:3: unknown escape '\\q'; allowed: a b f n r t v x u U ? ' \" \\ and octal \
+                 digits",
+            ),
             ("'\\400'", "f:1:2: an octal escape goes up to \\377"),
             ("'\\ud800'", "f:1:2: 0xd800 is not a Unicode character"),
             ("'\\xg'", "f:1:2: this escape takes 1 to 2 digits"),

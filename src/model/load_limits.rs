@@ -1,5 +1,6 @@
-//! What a configuration that a client sends with a load may ask for. Configurations in the repositories have no such limits, and a
-//! client may always ask for as much as the model's own configuration does.
+//! What a configuration that a client sends with a load may ask for. Configurations in the
+//! repositories have no such limits, and a client may always ask for as much as the model's own
+//! configuration does.
 
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_instance_group::Kind;
@@ -14,8 +15,9 @@ pub struct LoadLimits {
     pub instances: u64,
     /// The bytes of the samples that the instances hold at the same time while they warm up.
     pub warmup_bytes: u64,
-    /// Priority levels, sequences that are batched at the same time, and limits of queues. A queue without a limit stays allowed:
-    /// it takes memory only for requests that clients send, and these have limits elsewhere.
+    /// Priority levels, sequences that are batched at the same time, and limits of queues. A queue
+    /// without a limit stays allowed: it takes memory only for requests that clients send, and
+    /// these have limits elsewhere.
     pub queue_size: u64,
     /// The threads of an ONNX Runtime session.
     pub threads: u64,
@@ -36,8 +38,9 @@ impl LoadLimits {
         "--load-request-max-threads",
     ];
 
-    /// Checks a configuration that a client sent. `own` is the one in the repository. `versions` returns the number of versions that a
-    /// policy selects, and `gpus` is the number of usable GPUs.
+    /// Checks a configuration that a client sent. `own` is the one in the repository. `versions`
+    /// returns the number of versions that a policy selects, and `gpus` is the number of usable
+    /// GPUs.
     ///
     /// # Errors
     /// A text with the value that is too large, the limit and its flag.
@@ -50,9 +53,9 @@ impl LoadLimits {
     ) -> Result<(), String> {
         let [of_instances, of_warmup, of_queue, of_threads] = Self::FLAGS;
         let total = |draft: &Draft| {
-            draft
-                .instances(gpus)
-                .saturating_mul(draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64))
+            draft.instances(gpus).saturating_mul(
+                draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64),
+            )
         };
         let bounds = |limit: u64, own: u64| if limit == 0 { u64::MAX } else { limit.max(own) };
 
@@ -69,14 +72,22 @@ impl LoadLimits {
         exceeds(what, warmup(sent), bounds(self.warmup_bytes, warmup(own)), of_warmup)?;
 
         for (name, wanted) in sent.queue_sizes() {
-            let there = own.queue_sizes().find(|(other, _)| *other == name).map_or(0, |(_, size)| size);
+            let there =
+                own.queue_sizes().find(|(other, _)| *other == name).map_or(0, |(_, size)| size);
             let limit = bounds(self.queue_size, there);
             exceeds(&format!("as '{name}'"), wanted, limit, of_queue)?;
         }
 
         for name in THREADS {
-            let count = |draft: &Draft| draft.parameter(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-            exceeds(&format!("threads as '{name}'"), count(sent), bounds(self.threads, count(own)), of_threads)?;
+            let count = |draft: &Draft| {
+                draft.parameter(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+            };
+            exceeds(
+                &format!("threads as '{name}'"),
+                count(sent),
+                bounds(self.threads, count(own)),
+                of_threads,
+            )?;
         }
         Ok(())
     }
@@ -87,7 +98,8 @@ fn exceeds(what: &str, wanted: u64, limit: u64, flag: &str) -> Result<(), String
         return Ok(());
     }
     Err(format!(
-        "it asks for {wanted} {what}; a configuration sent with a load may ask for {limit} ({flag} sets the limit)"
+        "it asks for {wanted} {what}; a configuration sent with a load may ask for {limit} \
+         ({flag} sets the limit)"
     ))
 }
 
@@ -115,7 +127,8 @@ impl Draft {
         }
     }
 
-    /// Returns the bytes of the largest sample of the warm-ups: an instance makes one after the other.
+    /// Returns the bytes of the largest sample of the warm-ups: an instance makes one after the
+    /// other.
     fn largest_sample(&self) -> u64 {
         self.proto
             .model_warmup
@@ -125,10 +138,12 @@ impl Draft {
                     .inputs
                     .values()
                     .map(|input| {
-                        let of_type =
-                            proto::datatype(input.data_type).and_then(|datatype| byte_size(datatype, &input.dims));
+                        let of_type = proto::datatype(input.data_type)
+                            .and_then(|datatype| byte_size(datatype, &input.dims));
                         of_type.unwrap_or_else(|| {
-                            element_count(&input.dims).unwrap_or(u64::MAX).saturating_mul(BYTES_ELEMENT)
+                            element_count(&input.dims)
+                                .unwrap_or(u64::MAX)
+                                .saturating_mul(BYTES_ELEMENT)
                         })
                     })
                     .fold(0, u64::saturating_add);
@@ -153,11 +168,17 @@ impl Draft {
             _ => {}
         }
         let default = dynamic.and_then(|batching| batching.default_queue_policy.as_ref());
-        sizes.push(("max_queue_size".to_owned(), default.map_or(0, |policy| u64::from(policy.max_queue_size))));
+        sizes.push((
+            "max_queue_size".to_owned(),
+            default.map_or(0, |policy| u64::from(policy.max_queue_size)),
+        ));
         if let Some(batching) = dynamic {
             let levels = batching.priority_queue_policy.iter();
             sizes.extend(levels.map(|(level, policy)| {
-                (format!("max_queue_size of priority level {level}"), u64::from(policy.max_queue_size))
+                (
+                    format!("max_queue_size of priority level {level}"),
+                    u64::from(policy.max_queue_size),
+                )
             }));
             if batching.priority_levels > 0 {
                 sizes.push(("priority_levels".to_owned(), batching.priority_levels));
@@ -176,7 +197,8 @@ impl Draft {
 mod tests {
     use super::*;
 
-    const LIMITS: LoadLimits = LoadLimits { instances: 8, warmup_bytes: 1 << 20, queue_size: 100, threads: 16 };
+    const LIMITS: LoadLimits =
+        LoadLimits { instances: 8, warmup_bytes: 1 << 20, queue_size: 100, threads: 16 };
 
     fn check(limits: LoadLimits, sent: &str, own: &str) -> Result<(), String> {
         let own = Draft::from_text(own, "config.pbtxt").unwrap();
@@ -197,7 +219,10 @@ mod tests {
                 "asks for 9 instances",
             ),
             (r#"{"instance_group":[{"count":5,"kind":"KIND_GPU"}]}"#, "asks for 10 instances"),
-            (r#"{"instance_group":[{"count":2,"kind":"KIND_GPU","gpus":[0,1,2,3,4]}]}"#, "asks for 10 instances"),
+            (
+                r#"{"instance_group":[{"count":2,"kind":"KIND_GPU","gpus":[0,1,2,3,4]}]}"#,
+                "asks for 10 instances",
+            ),
             (
                 r#"{"version_policy":{"all":{}},"instance_group":[{"count":3,"kind":"KIND_CPU"}]}"#,
                 "asks for 9 instances",
@@ -228,11 +253,21 @@ mod tests {
                 r#"{"dynamic_batching":{"priority_levels":101,"default_priority_level":1}}"#,
                 "asks for 101 as 'priority_levels'",
             ),
-            (r#"{"parameters":{"intra_op_thread_count":{"string_value":"17"}}}"#, "asks for 17 threads"),
+            (
+                r#"{"parameters":{"intra_op_thread_count":{"string_value":"17"}}}"#,
+                "asks for 17 threads",
+            ),
         ] {
             let error = check(LIMITS, sent, r#"backend: "onnxruntime""#).unwrap_err();
-            assert!(error.contains(part) && error.contains("--load-request-max-"), "{sent}: {error}");
-            assert_eq!(check(LoadLimits::default(), sent, r#"backend: "onnxruntime""#), Ok(()), "{sent}");
+            assert!(
+                error.contains(part) && error.contains("--load-request-max-"),
+                "{sent}: {error}"
+            );
+            assert_eq!(
+                check(LoadLimits::default(), sent, r#"backend: "onnxruntime""#),
+                Ok(()),
+                "{sent}"
+            );
         }
         for sent in [
             r#"{"backend":"onnxruntime"}"#,
@@ -243,7 +278,12 @@ mod tests {
             assert_eq!(check(LIMITS, sent, ""), Ok(()), "{sent}");
         }
         let many = "instance_group { count: 20 kind: KIND_CPU }";
-        assert_eq!(check(LIMITS, r#"{"instance_group":[{"count":20,"kind":"KIND_CPU"}]}"#, many), Ok(()));
-        assert!(check(LIMITS, r#"{"instance_group":[{"count":21,"kind":"KIND_CPU"}]}"#, many).is_err());
+        assert_eq!(
+            check(LIMITS, r#"{"instance_group":[{"count":20,"kind":"KIND_CPU"}]}"#, many),
+            Ok(())
+        );
+        assert!(
+            check(LIMITS, r#"{"instance_group":[{"count":21,"kind":"KIND_CPU"}]}"#, many).is_err()
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Model configurations: parses text, JSON or protobuf bytes into a checked [`ModelConfig`], which provides the metadata, the
-//! JSON form, and the check of requests ([`ModelConfig::check`]).
+//! Model configurations: parses text, JSON or protobuf bytes into a checked [`ModelConfig`], which
+//! provides the metadata, the JSON form, and the check of requests ([`ModelConfig::check`]).
 //!
-//! Parse, don't validate: a [`Draft`] is a configuration as written. [`Draft::complete`] fills in facts from the model file
-//! and defaults, and returns a [`ModelConfig`], which is always valid. This module never touches files: callers provide the
-//! text and the bytes.
+//! Parse, don't validate: a [`Draft`] is a configuration as written. [`Draft::complete`] fills in
+//! facts from the model file and defaults, and returns a [`ModelConfig`], which is always valid.
+//! This module never touches files: callers provide the text and the bytes.
 
 mod agents;
 mod autocomplete;
@@ -44,7 +44,8 @@ pub use autocomplete_detection::may_auto_complete;
 pub use check::Checked;
 pub use completion::Completion;
 pub use config::{
-    InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData, WarmupInput,
+    InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData,
+    WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Draft, SANDBOX};
@@ -56,7 +57,8 @@ pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
 pub use sandbox::{CodeOrigin, Isolation, Provenance, SandboxChoice, SandboxMode, refused_sandbox};
 pub use scheduling::{
-    DynamicBatching, EnsembleStep, QueuePolicy, Scheduling, SequenceBatching, SequenceStrategy, TimeoutAction,
+    DynamicBatching, EnsembleStep, QueuePolicy, Scheduling, SequenceBatching, SequenceStrategy,
+    TimeoutAction,
 };
 pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};

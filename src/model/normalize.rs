@@ -1,12 +1,13 @@
-//! Fills in fields that do not depend on the model file: name, backend, instance groups and the defaults that clients see in
-//! the model configuration extension.
+//! Fills in fields that do not depend on the model file: name, backend, instance groups and the
+//! defaults that clients see in the model configuration extension.
 
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
 use super::{Completion, ConfigError, ModelConfig, unsupported_backends};
 
-/// A backend, the platform of its models (Triton's pairs), and the names of their files, the most common first.
+/// A backend, the platform of its models (Triton's pairs), and the names of their files, the most
+/// common first.
 struct KnownBackend {
     backend: &'static str,
     platform: &'static str,
@@ -39,21 +40,24 @@ const BACKENDS: [KnownBackend; 8] = [
     known("builtin", "", &[], &[]),
 ];
 
-/// Returns the name under which a backend looks for a model file of this name: the name itself, or the backend's default name
-/// with the same ending; `None` for any other kind of file.
+/// Returns the name under which a backend looks for a model file of this name: the name itself, or
+/// the backend's default name with the same ending; `None` for any other kind of file.
 pub fn default_model_file(name: &str) -> Option<String> {
-    if BACKENDS
-        .iter()
-        .any(|row| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE)))
-    {
+    if BACKENDS.iter().any(|row| {
+        row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE))
+    }) {
         return Some(name.to_owned());
     }
     let (_, ending) = name.rsplit_once('.')?;
-    let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
+    let mut files = BACKENDS
+        .iter()
+        .filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
     // A `.py` file may be any program.
     let found = files
         .find_map(|row| {
-            row.files.iter().find(|file| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending))
+            row.files
+                .iter()
+                .find(|file| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending))
         })
         .filter(|_| ending != "py");
     found.map(|file| (*file).to_owned())
@@ -79,15 +83,20 @@ pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>)
 pub(super) fn check_name(config: &proto::ModelConfig, directory: &str) -> Result<(), ConfigError> {
     if config.name != directory {
         return Err(ConfigError::new(format!(
-            "unexpected directory name '{directory}' for model '{}', directory name must equal model name",
+            "unexpected directory name '{directory}' for model '{}', directory name must equal \
+             model name",
             config.name
         )));
     }
     Ok(())
 }
 
-/// Fills in `backend` from `platform` or from the model's files, and `platform` and the file name from `backend`.
-pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
+/// Fills in `backend` from `platform` or from the model's files, and `platform` and the file name
+/// from `backend`.
+pub(super) fn backend(
+    config: &mut proto::ModelConfig,
+    completion: &Completion<'_>,
+) -> Result<(), ConfigError> {
     if config.platform == "ensemble" {
         return match config.backend.as_str() {
             "" => Ok(()),
@@ -101,9 +110,11 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
         config.backend = missing_backend(config, completion)?;
     }
     check_pair(config)?;
-    let here = |backend: &str| completion.backends.is_empty() || completion.backends.contains(&backend);
+    let here =
+        |backend: &str| completion.backends.is_empty() || completion.backends.contains(&backend);
     if config.backend == "onnxruntime" && !here("onnxruntime") && here("tract") {
-        // Without ONNX Runtime's library, the embedded engine serves the model; the configuration shows which one is used.
+        // Without ONNX Runtime's library, the embedded engine serves the model; the configuration
+        // shows which one is used.
         config.backend = "tract".to_owned();
     }
     if !here(&config.backend) {
@@ -115,7 +126,9 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
             unsupported_backends::advice_clause(&config.backend)
         )));
     }
-    let Some(known) = BACKENDS.iter().find(|row| row.backend == config.backend) else { return Ok(()) };
+    let Some(known) = BACKENDS.iter().find(|row| row.backend == config.backend) else {
+        return Ok(());
+    };
     if config.platform.is_empty() && known.backend != "tract" {
         config.platform = known.platform.to_owned();
     }
@@ -126,8 +139,8 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
     Ok(())
 }
 
-/// Returns the first file name of a backend that is among these, or else its most common one; `None` for a backend without usual
-/// names.
+/// Returns the first file name of a backend that is among these, or else its most common one;
+/// `None` for a backend without usual names.
 pub(super) fn default_file(backend: &str, files: &[String]) -> Option<&'static str> {
     let usual = BACKENDS.iter().find(|row| row.backend == backend)?.files;
     usual.iter().find(|name| is_there(name, files)).or(usual.first()).copied()
@@ -147,21 +160,32 @@ pub(super) fn is_own(backend: &str) -> bool {
     backend.is_empty() || BACKENDS.iter().any(|row| row.backend == backend)
 }
 
-fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<String, ConfigError> {
+fn missing_backend(
+    config: &proto::ModelConfig,
+    completion: &Completion<'_>,
+) -> Result<String, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| {
             let platform = &config.platform;
             let advice = unsupported_backends::advice_clause(platform);
-            ConfigError::new(format!("unexpected platform type '{platform}' for {}{advice}", config.name))
+            ConfigError::new(format!(
+                "unexpected platform type '{platform}' for {}{advice}",
+                config.name
+            ))
         });
     }
     let named = config.default_model_filename.as_str();
-    let row =
-        BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion.files)));
+    let row = BACKENDS.iter().find(|row| {
+        row.files.iter().any(|file| named == *file || is_there(file, completion.files))
+    });
     let by_file = row
-        .or_else(|| BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending))))
-        .or_else(|| BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion)))
+        .or_else(|| {
+            BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)))
+        })
+        .or_else(|| {
+            BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion))
+        })
         .map(|row| row.backend);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();
@@ -171,8 +195,8 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
             }
         }
         ConfigError::new(format!(
-            "must specify 'platform' or 'backend' for '{}': its version directories hold no archive ({ARCHIVE}) and none of {}, \
-             and its name does not have the form NAME.BACKEND",
+            "must specify 'platform' or 'backend' for '{}': its version directories hold no \
+             archive ({ARCHIVE}) and none of {}, and its name does not have the form NAME.BACKEND",
             config.name,
             files.join(", ")
         ))
@@ -190,8 +214,13 @@ fn check_pair(config: &proto::ModelConfig) -> Result<(), ConfigError> {
     }
     let by_platform = BACKENDS.iter().any(|row| row.platform == config.platform);
     let by_backend = BACKENDS.iter().any(|row| row.backend == config.backend);
-    let agree = BACKENDS.iter().any(|row| row.backend == config.backend && row.platform == config.platform);
-    if agree || (!by_platform && !by_backend) { Ok(()) } else { Err(pair(&config.platform, &config.backend)) }
+    let agree =
+        BACKENDS.iter().any(|row| row.backend == config.backend && row.platform == config.platform);
+    if agree || (!by_platform && !by_backend) {
+        Ok(())
+    } else {
+        Err(pair(&config.platform, &config.backend))
+    }
 }
 
 fn pair(platform: &str, backend: &str) -> ConfigError {
@@ -204,9 +233,12 @@ pub(super) fn version_policy(config: &mut proto::ModelConfig) {
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
 }
 
-/// Fills in the defaults that depend on the final maximum batch size. Returns a warning for each instance group that runs on
-/// another kind of device than configured.
-pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
+/// Fills in the defaults that depend on the final maximum batch size. Returns a warning for each
+/// instance group that runs on another kind of device than configured.
+pub(super) fn defaults(
+    config: &mut proto::ModelConfig,
+    completion: &Completion<'_>,
+) -> Vec<String> {
     version_policy(config);
     scheduling(config);
     if config.platform == "ensemble" {
@@ -223,10 +255,15 @@ pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<
 
 /// Moves groups of kind GPU to CPUs if no GPU can be used and the model's parameter allows that.
 fn fall_back(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
-    let allowed = config.parameters.get(CPU_FALLBACK).is_some_and(|parameter| parameter.string_value == "true");
+    let allowed = config
+        .parameters
+        .get(CPU_FALLBACK)
+        .is_some_and(|parameter| parameter.string_value == "true");
     let why = match config.backend.as_str() {
         _ if !allowed => return Vec::new(),
-        _ if completion.gpus.is_empty() && completion.unusable_gpus.is_empty() => "no GPUs are available".to_owned(),
+        _ if completion.gpus.is_empty() && completion.unusable_gpus.is_empty() => {
+            "no GPUs are available".to_owned()
+        }
         "sklearn" | "tract" => format!("its backend '{}' runs on CPUs only", config.backend),
         _ => return Vec::new(),
     };
@@ -235,7 +272,10 @@ fn fall_back(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Ve
         .map(|group| {
             group.set_kind(Kind::Cpu);
             group.gpus.clear();
-            format!("instance group {} runs on processors, as {CPU_FALLBACK} allows: {why}", group.name)
+            format!(
+                "instance group {} runs on processors, as {CPU_FALLBACK} allows: {why}",
+                group.name
+            )
         })
         .collect()
 }
@@ -243,7 +283,9 @@ fn fall_back(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Ve
 fn scheduling(config: &mut proto::ModelConfig) {
     let batch = config.max_batch_size;
     match &mut config.scheduling_choice {
-        Some(SchedulingChoice::DynamicBatching(dynamic)) if batch > 0 && dynamic.preferred_batch_size.is_empty() => {
+        Some(SchedulingChoice::DynamicBatching(dynamic))
+            if batch > 0 && dynamic.preferred_batch_size.is_empty() =>
+        {
             dynamic.preferred_batch_size.push(batch);
         }
         Some(SchedulingChoice::SequenceBatching(sequence)) => {
@@ -263,7 +305,9 @@ fn scheduling(config: &mut proto::ModelConfig) {
 fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
     let takes_gpus = !completion.gpus.is_empty() && takes_gpus(&config.backend, completion);
     if config.instance_group.is_empty() {
-        config.instance_group.push(proto::ModelInstanceGroup { name: config.name.clone(), ..Default::default() });
+        config
+            .instance_group
+            .push(proto::ModelInstanceGroup { name: config.name.clone(), ..Default::default() });
     }
     for (index, group) in config.instance_group.iter_mut().enumerate() {
         if group.name.is_empty() {
@@ -271,13 +315,18 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
         }
         if group.kind() == Kind::Auto {
             // A list of GPUs implies the kind GPU, as in Triton.
-            group.set_kind(if takes_gpus || !group.gpus.is_empty() { Kind::Gpu } else { Kind::Cpu });
+            group.set_kind(if takes_gpus || !group.gpus.is_empty() {
+                Kind::Gpu
+            } else {
+                Kind::Cpu
+            });
         }
         if group.count < 1 {
             group.count = 1;
         }
         if group.kind() == Kind::Gpu && group.gpus.is_empty() {
-            group.gpus = completion.gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+            group.gpus =
+                completion.gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Reads the inputs and outputs that a model file for ONNX Runtime declares: an ONNX file, or one in ORT format.
+//! Reads the inputs and outputs that a model file for ONNX Runtime declares: an ONNX file, or one
+//! in ORT format.
 //!
-//! Declares only the required fields; the decoder skips the others, including the weights, without copying them. Source of the
-//! field numbers: `onnx.proto3` of the ONNX project.
+//! Declares only the required fields; the decoder skips the others, including the weights, without
+//! copying them. Source of the field numbers: `onnx.proto3` of the ONNX project.
 
 mod flatbuffer;
 mod ort_format;
@@ -10,7 +11,8 @@ use prost::Message;
 
 use crate::tensor::DataType;
 
-/// The file within a model file that is a directory. As in Triton, such a directory holds an ONNX file and its external data.
+/// The file within a model file that is a directory. As in Triton, such a directory holds an ONNX
+/// file and its external data.
 pub const FILE_IN_DIRECTORY: &str = "model.onnx";
 
 /// The extensions of files whose signature [`signature`] reads.
@@ -28,9 +30,11 @@ pub struct SignatureTensor {
     pub name: String,
     /// The datatype of its elements.
     pub datatype: DataType,
-    /// All dimensions, including the batch; -1 for a variable dimension. `None` if the file does not declare a shape.
+    /// All dimensions, including the batch; -1 for a variable dimension. `None` if the file does
+    /// not declare a shape.
     pub dims: Option<Vec<i64>>,
-    /// The name of the first dimension, if it is variable and has one. Dimensions of the same name have the same size.
+    /// The name of the first dimension, if it is variable and has one. Dimensions of the same name
+    /// have the same size.
     pub first_dim_name: Option<String>,
 }
 
@@ -41,8 +45,8 @@ pub struct ModelSignature {
     pub inputs: Vec<SignatureTensor>,
     /// Outputs that are tensors, in the file's order.
     pub outputs: Vec<SignatureTensor>,
-    /// Names of outputs that are not tensors and therefore cannot be served: sequences and maps, which classifiers converted from
-    /// scikit-learn have.
+    /// Names of outputs that are not tensors and therefore cannot be served: sequences and maps,
+    /// which classifiers converted from scikit-learn have.
     pub omitted_outputs: Vec<String>,
 }
 
@@ -147,7 +151,8 @@ enum Dimension<'a> {
     Unknown,
 }
 
-/// The beginning of the names that `tf2onnx` makes for dimensions of unknown size, a new name for each: `unk__12`.
+/// The beginning of the names that `tf2onnx` makes for dimensions of unknown size, a new name for
+/// each: `unk__12`.
 const UNKNOWN: &str = "unk__";
 
 impl<'a> Dimension<'a> {
@@ -169,7 +174,10 @@ impl ValueInfoProto {
 
 impl TensorTypeProto {
     fn tensor(&self) -> Tensor<'_> {
-        let dims = self.shape.as_ref().map(|shape| shape.dim.iter().map(DimensionProto::dimension).collect());
+        let dims = self
+            .shape
+            .as_ref()
+            .map(|shape| shape.dim.iter().map(DimensionProto::dimension).collect());
         Tensor { element_type: self.elem_type, dims }
     }
 }
@@ -183,17 +191,28 @@ impl DimensionProto {
 /// Reads the signature of a model in ONNX's format or, if the bytes have its mark, in ORT format.
 ///
 /// # Errors
-/// The bytes are not such a model, or an input is of a kind or datatype that the protocol does not support. Never panics.
+/// The bytes are not such a model, or an input is of a kind or datatype that the protocol does not
+/// support. Never panics.
 pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
     if ort_format::is_marked(bytes) {
         return signature_of(ort_format::graph(bytes)?);
     }
     let model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
     let graph = model.graph.ok_or("not an ONNX model: it has no graph")?;
-    let mut weights: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-    weights.extend(graph.sparse_initializer.iter().filter_map(|sparse| Some(sparse.values.as_ref()?.name.as_str())));
+    let mut weights: Vec<&str> =
+        graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    weights.extend(
+        graph
+            .sparse_initializer
+            .iter()
+            .filter_map(|sparse| Some(sparse.values.as_ref()?.name.as_str())),
+    );
     let inputs = graph.input.iter().map(ValueInfoProto::value).collect();
-    signature_of(Graph { weights, inputs, outputs: graph.output.iter().map(ValueInfoProto::value).collect() })
+    signature_of(Graph {
+        weights,
+        inputs,
+        outputs: graph.output.iter().map(ValueInfoProto::value).collect(),
+    })
 }
 
 fn signature_of(graph: Graph<'_>) -> Result<ModelSignature, String> {
@@ -206,9 +225,11 @@ fn signature_of(graph: Graph<'_>) -> Result<ModelSignature, String> {
             continue;
         }
         let tensor = tensor(value, "input")?;
-        signature
-            .inputs
-            .push(tensor.ok_or_else(|| format!("input '{}' of the ONNX model is not a tensor", value.name))?);
+        signature.inputs.push(
+            tensor.ok_or_else(|| {
+                format!("input '{}' of the ONNX model is not a tensor", value.name)
+            })?,
+        );
     }
     for value in &outputs {
         match tensor(value, "output")? {
@@ -234,10 +255,9 @@ fn tensor(value: &Value<'_>, role: &str) -> Result<Option<SignatureTensor>, Stri
         Some([Dimension::Named(name), ..]) => Some((*name).to_owned()),
         _ => None,
     };
-    let dims = tensor
-        .dims
-        .as_ref()
-        .map(|dims| dims.iter().map(|dim| if let Dimension::Fixed(size) = dim { *size } else { -1 }).collect());
+    let dims = tensor.dims.as_ref().map(|dims| {
+        dims.iter().map(|dim| if let Dimension::Fixed(size) = dim { *size } else { -1 }).collect()
+    });
     Ok(Some(SignatureTensor { name: value.name.to_owned(), datatype, dims, first_dim_name }))
 }
 
@@ -271,7 +291,10 @@ mod tests {
 
     fn value(name: &str, elem_type: i32, dims: Option<&[Option<i64>]>) -> ValueInfoProto {
         let shape = dims.map(|dims| TensorShapeProto {
-            dim: dims.iter().map(|&dim_value| DimensionProto { dim_value, dim_param: None }).collect(),
+            dim: dims
+                .iter()
+                .map(|&dim_value| DimensionProto { dim_value, dim_param: None })
+                .collect(),
         });
         let tensor_type = Some(TensorTypeProto { elem_type, shape });
         ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }) }
@@ -289,7 +312,10 @@ mod tests {
             ],
             output: vec![
                 value("label", 7, None),
-                ValueInfoProto { name: "probabilities".to_owned(), r#type: Some(TypeProto { tensor_type: None }) },
+                ValueInfoProto {
+                    name: "probabilities".to_owned(),
+                    r#type: Some(TypeProto { tensor_type: None }),
+                },
             ],
         }
     }
@@ -306,8 +332,12 @@ mod tests {
             dims: Some(vec![-1, 64, -1]),
             first_dim_name: None,
         };
-        let label =
-            SignatureTensor { name: "label".to_owned(), datatype: DataType::Int64, dims: None, first_dim_name: None };
+        let label = SignatureTensor {
+            name: "label".to_owned(),
+            datatype: DataType::Int64,
+            dims: None,
+            first_dim_name: None,
+        };
         let expected = ModelSignature {
             inputs: vec![image],
             outputs: vec![label],
@@ -316,8 +346,8 @@ mod tests {
         assert_eq!(signature(&bytes(graph())).unwrap(), expected);
     }
 
-    /// A model as written by the ONNX project's library, with fields that are not declared here: versions, a producer,
-    /// a node, weights as raw data, a named dimension and an operator set.
+    /// A model as written by the ONNX project's library, with fields that are not declared here:
+    /// versions, a producer, a node, weights as raw data, a named dimension and an operator set.
     #[test]
     fn undeclared_fields_are_skipped() {
         let mut model = vec![0x08, 0x08, 0x12, 0x04];
@@ -326,10 +356,16 @@ mod tests {
         // node { input: "x" output: "y" }, then name: "graph"
         inner.extend([0x0a, 0x06, 0x0a, 0x01, b'x', 0x12, 0x01, b'y', 0x12, 0x01, b'g']);
         // initializer { dims: 2 data_type: 1 name: "w" raw_data: 8 bytes }
-        inner.extend([0x2a, 0x11, 0x08, 0x02, 0x10, 0x01, 0x42, 0x01, b'w', 0x4a, 0x08, 1, 2, 3, 4, 5, 6, 7, 8]);
-        // input and output { name type { tensor_type { elem_type: 1 shape { dim { dim_param: "N" } dim { dim_value: 2 } } } } }
+        inner.extend([
+            0x2a, 0x11, 0x08, 0x02, 0x10, 0x01, 0x42, 0x01, b'w', 0x4a, 0x08, 1, 2, 3, 4, 5, 6, 7,
+            8,
+        ]);
+        // input and output { name type { tensor_type { elem_type: 1 shape { dim { dim_param: "N" }
+        // dim { dim_value: 2 } } } } }
         for (tag, name) in [(0x5a, b'x'), (0x62, b'y')] {
-            inner.extend([tag, 0x16, 0x0a, 0x01, name, 0x12, 0x11, 0x0a, 0x0f, 0x08, 0x01, 0x12, 0x0b]);
+            inner.extend([
+                tag, 0x16, 0x0a, 0x01, name, 0x12, 0x11, 0x0a, 0x0f, 0x08, 0x01, 0x12, 0x0b,
+            ]);
             inner.extend([0x0a, 0x03, 0x12, 0x01, b'N', 0x0a, 0x04, 0x08, 0x02, 0x1a, 0x00]);
         }
         model.extend([0x3a, u8::try_from(inner.len()).unwrap()]);
@@ -356,10 +392,18 @@ mod tests {
             change(|graph| graph.input[1] = value("z", 14, None)),
             "input 'z' of the ONNX model has element type 14, which the protocol cannot carry"
         );
-        assert_eq!(change(|graph| graph.input[1].r#type = None), "input 'image' of the ONNX model is not a tensor");
-        assert_eq!(change(|graph| graph.output.clear()), "the ONNX model has no output that is a tensor");
+        assert_eq!(
+            change(|graph| graph.input[1].r#type = None),
+            "input 'image' of the ONNX model is not a tensor"
+        );
+        assert_eq!(
+            change(|graph| graph.output.clear()),
+            "the ONNX model has no output that is a tensor"
+        );
         assert_eq!(signature(b"").unwrap_err(), "not an ONNX model: it has no graph");
-        assert!(signature(b"PK\x03\x04 a zip file").unwrap_err().starts_with("not an ONNX model: "));
+        assert!(
+            signature(b"PK\x03\x04 a zip file").unwrap_err().starts_with("not an ONNX model: ")
+        );
     }
 
     proptest! {

@@ -1,5 +1,5 @@
-//! The generated types of `proto/model_config.proto` and their descriptors. Private to this module: the rest of the server
-//! uses the checked [`ModelConfig`](super::ModelConfig) or protobuf bytes.
+//! The generated types of `proto/model_config.proto` and their descriptors. Private to this module:
+//! the rest of the server uses the checked [`ModelConfig`](super::ModelConfig) or protobuf bytes.
 
 use std::sync::LazyLock;
 
@@ -23,18 +23,23 @@ static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
 
 /// Returns the descriptor of `inference.ModelConfig`.
 pub(super) fn descriptor() -> MessageDescriptor {
-    POOL.get_message_by_name("inference.ModelConfig").expect("the schema defines inference.ModelConfig")
+    POOL.get_message_by_name("inference.ModelConfig")
+        .expect("the schema defines inference.ModelConfig")
 }
 
 /// Converts the generic form, which the parsers build, to the generated type.
 pub(super) fn from_dynamic(message: &DynamicMessage) -> Result<ModelConfig, ConfigError> {
-    message.transcode_to().map_err(|error| ConfigError::new(format!("cannot encode the model configuration: {error}")))
+    message.transcode_to().map_err(|error| {
+        ConfigError::new(format!("cannot encode the model configuration: {error}"))
+    })
 }
 
 /// Converts the generated type to the generic form.
 pub(super) fn to_dynamic(config: &ModelConfig) -> DynamicMessage {
     let mut message = DynamicMessage::new(descriptor());
-    message.transcode_from(config).expect("the generated type and its descriptor come from one schema");
+    message
+        .transcode_from(config)
+        .expect("the generated type and its descriptor come from one schema");
     message
 }
 

@@ -1,6 +1,6 @@
-//! Ragged batches: inputs that the server generates from the batch as a whole so that a model can tell its requests apart
-//! (`batch_input`), and how it splits a common output (`batch_output`). The kinds are Triton's, from the comments of its model
-//! configuration schema.
+//! Ragged batches: inputs that the server generates from the batch as a whole so that a model can
+//! tell its requests apart (`batch_input`), and how it splits a common output (`batch_output`). The
+//! kinds are Triton's, from the comments of its model configuration schema.
 
 use super::error::{ConfigError, error};
 use super::proto;
@@ -19,7 +19,8 @@ pub struct BatchInput {
     pub source: usize,
 }
 
-/// The content of a [`BatchInput`]. Element counts are counts of a request's whole input, including its batch dimension.
+/// The content of a [`BatchInput`]. Element counts are counts of a request's whole input, including
+/// its batch dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchInputKind {
     /// `[requests]`: the number of elements of each request.
@@ -28,7 +29,8 @@ pub enum BatchInputKind {
     AccumulatedElementCount,
     /// `[requests + 1]`: 0, then the same.
     AccumulatedElementCountWithZero,
-    /// `[most]`, where `most` is the largest number of elements of a request. Only the shape is meaningful; the values are 0.
+    /// `[most]`, where `most` is the largest number of elements of a request. Only the shape is
+    /// meaningful; the values are 0.
     MaxElementCountAsShape,
     /// `[items, dimensions]`: the shape of each item, without the batch dimension.
     ItemShape,
@@ -36,19 +38,23 @@ pub enum BatchInputKind {
     ItemShapeFlatten,
 }
 
-/// Outputs that contain the concatenated results of all requests, each as long as the request's input.
+/// Outputs that contain the concatenated results of all requests, each as long as the request's
+/// input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchOutput {
     /// The model's outputs that are split.
     pub targets: Vec<String>,
-    /// The input whose shape determines the shape of each response's output: a position in the configuration.
+    /// The input whose shape determines the shape of each response's output: a position in the
+    /// configuration.
     pub source: usize,
 }
 
 impl BatchInput {
-    /// Returns the tensor's shape and bytes (little-endian) for requests whose source inputs have these shapes.
+    /// Returns the tensor's shape and bytes (little-endian) for requests whose source inputs have
+    /// these shapes.
     ///
-    /// Shapes start with the batch dimension if `batching`. Returns `None` if the tensor would be too large to be intended.
+    /// Shapes start with the batch dimension if `batching`. Returns `None` if the tensor would be
+    /// too large to be intended.
     pub fn make(&self, shapes: &[&[i64]], batching: bool) -> Option<(Vec<i64>, Vec<u8>)> {
         let counts = shapes.iter().map(|shape| i64::try_from(element_count(shape)?).ok());
         let counts: Vec<i64> = counts.collect::<Option<_>>()?;
@@ -58,7 +64,9 @@ impl BatchInput {
         });
         let (shape, values): (Vec<i64>, Vec<i64>) = match self.kind {
             BatchInputKind::ElementCount => (vec![length(&counts)], counts),
-            BatchInputKind::AccumulatedElementCount => (vec![length(&counts)], accumulated.collect()),
+            BatchInputKind::AccumulatedElementCount => {
+                (vec![length(&counts)], accumulated.collect())
+            }
             BatchInputKind::AccumulatedElementCountWithZero => {
                 (vec![length(&counts) + 1], std::iter::once(0).chain(accumulated).collect())
             }
@@ -120,7 +128,9 @@ pub(super) fn batch_inputs(proto: &proto::ModelConfig) -> Result<Vec<BatchInput>
         let kind = match raw.kind() {
             Kind::BatchElementCount => BatchInputKind::ElementCount,
             Kind::BatchAccumulatedElementCount => BatchInputKind::AccumulatedElementCount,
-            Kind::BatchAccumulatedElementCountWithZero => BatchInputKind::AccumulatedElementCountWithZero,
+            Kind::BatchAccumulatedElementCountWithZero => {
+                BatchInputKind::AccumulatedElementCountWithZero
+            }
             Kind::BatchMaxElementCountAsShape => BatchInputKind::MaxElementCountAsShape,
             Kind::BatchItemShape => BatchInputKind::ItemShape,
             Kind::BatchItemShapeFlatten => BatchInputKind::ItemShapeFlatten,
@@ -159,7 +169,10 @@ pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutpu
         .map(|raw| {
             for (number, target) in raw.target_name.iter().enumerate() {
                 if proto.output.iter().all(|output| output.name != *target) {
-                    return error(format!("unknown target output name '{target}' for {}", proto.name));
+                    return error(format!(
+                        "unknown target output name '{target}' for {}",
+                        proto.name
+                    ));
                 }
                 if raw.target_name.iter().take(number).any(|other| other == target) {
                     return error(format!(
@@ -175,17 +188,29 @@ pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutpu
 }
 
 /// Returns the position of the only source.
-fn source(proto: &proto::ModelConfig, role: &str, kind: &str, names: &[String]) -> Result<usize, ConfigError> {
+fn source(
+    proto: &proto::ModelConfig,
+    role: &str,
+    kind: &str,
+    names: &[String],
+) -> Result<usize, ConfigError> {
     let [name] = names else {
         let count = names.len();
-        return error(format!("batch {role} kind '{kind}' expects 1 source input, got {count}, for {}", proto.name));
+        return error(format!(
+            "batch {role} kind '{kind}' expects 1 source input, got {count}, for {}",
+            proto.name
+        ));
     };
     let Some(position) = proto.input.iter().position(|input| input.name == *name) else {
-        return error(format!("unknown source input name '{name}' of a batch {role} for {}", proto.name));
+        return error(format!(
+            "unknown source input name '{name}' of a batch {role} for {}",
+            proto.name
+        ));
     };
     if proto.input.get(position).is_some_and(|input| input.optional) {
         return error(format!(
-            "source input '{name}' of a batch {role} must not be optional for {}: the shape is unknown without it",
+            "source input '{name}' of a batch {role} must not be optional for {}: the shape is \
+             unknown without it",
             proto.name
         ));
     }
@@ -196,7 +221,12 @@ fn source(proto: &proto::ModelConfig, role: &str, kind: &str, names: &[String]) 
 mod tests {
     use super::*;
 
-    fn made(kind: BatchInputKind, datatype: DataType, shapes: &[&[i64]], batching: bool) -> (Vec<i64>, Vec<f64>) {
+    fn made(
+        kind: BatchInputKind,
+        datatype: DataType,
+        shapes: &[&[i64]],
+        batching: bool,
+    ) -> (Vec<i64>, Vec<f64>) {
         let input = BatchInput { kind, targets: vec!["T".to_owned()], datatype, source: 0 };
         let (shape, bytes) = input.make(shapes, batching).expect("small enough");
         (
@@ -216,7 +246,8 @@ mod tests {
     #[test]
     fn generates_every_kind_as_in_the_schema() {
         use BatchInputKind as Kind;
-        // The schema's examples: two requests of 2 elements; a batch of 2 of [3, 1] and one of 1 of [2, 2].
+        // The schema's examples: two requests of 2 elements; a batch of 2 of [3, 1] and one of 1 of
+        // [2, 2].
         let two: [&[i64]; 2] = [&[1, 2], &[1, 2]];
         let mixed: [&[i64]; 2] = [&[2, 3, 1], &[1, 2, 2]];
         for (kind, shapes, shape, values) in [
@@ -229,10 +260,17 @@ mod tests {
             (Kind::ItemShapeFlatten, mixed, vec![6], vec![3.0, 1.0, 3.0, 1.0, 2.0, 2.0]),
         ] {
             for datatype in [DataType::Int32, DataType::Fp32] {
-                assert_eq!(made(kind, datatype, &shapes, true), (shape.clone(), values.clone()), "{kind:?}");
+                assert_eq!(
+                    made(kind, datatype, &shapes, true),
+                    (shape.clone(), values.clone()),
+                    "{kind:?}"
+                );
             }
         }
-        assert_eq!(made(Kind::ItemShape, DataType::Int32, &[&[3, 1]], false), (vec![1, 2], vec![3.0, 1.0]));
+        assert_eq!(
+            made(Kind::ItemShape, DataType::Int32, &[&[3, 1]], false),
+            (vec![1, 2], vec![3.0, 1.0])
+        );
     }
 
     #[test]

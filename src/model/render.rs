@@ -1,4 +1,5 @@
-//! The parts of a configuration that clients see: the metadata, and the JSON form of the model configuration extension.
+//! The parts of a configuration that clients see: the metadata, and the JSON form of the model
+//! configuration extension.
 
 use std::fmt::Write;
 
@@ -43,20 +44,25 @@ impl ModelConfig {
         ModelMetadata {
             name: self.name.clone(),
             versions: versions.iter().map(u64::to_string).collect(),
-            platform: if self.platform.is_empty() { self.backend.clone() } else { self.platform.clone() },
+            platform: if self.platform.is_empty() {
+                self.backend.clone()
+            } else {
+                self.platform.clone()
+            },
             inputs: self.inputs.iter().map(tensor).collect(),
             outputs: self.outputs.iter().map(tensor).collect(),
         }
     }
 
-    /// Returns the shape of a tensor in requests: the batch dimension, if the model batches, and the other dimensions.
+    /// Returns the shape of a tensor in requests: the batch dimension, if the model batches, and
+    /// the other dimensions.
     pub fn full_shape(&self, spec: &TensorSpec) -> Vec<i64> {
         let batch = self.batches().then_some(-1);
         batch.into_iter().chain(spec.dims.iter().copied()).collect()
     }
 
-    /// Returns the completed configuration as JSON: field names and order of the schema, explicit defaults, enum values by name,
-    /// all integers as numbers, sorted map keys.
+    /// Returns the completed configuration as JSON: field names and order of the schema, explicit
+    /// defaults, enum values by name, all integers as numbers, sorted map keys.
     pub fn to_json(&self) -> String {
         json(&self.proto)
     }
@@ -71,14 +77,21 @@ pub(super) fn json(config: &proto::ModelConfig) -> String {
 
 fn write_message(out: &mut String, message: &DynamicMessage) {
     let descriptor = message.descriptor();
-    // The descriptor's iterator is ordered by field number; clients expect the order of declaration.
-    let fields = descriptor.descriptor_proto().field.iter().filter_map(|raw| descriptor.get_field_by_name(raw.name()));
+    // The descriptor's iterator is ordered by field number; clients expect the order of
+    // declaration.
+    let fields = descriptor
+        .descriptor_proto()
+        .field
+        .iter()
+        .filter_map(|raw| descriptor.get_field_by_name(raw.name()));
     let present = fields.filter(|field| !field.supports_presence() || message.has_field(field));
     write_joined(out, '{', '}', present, |out, field| {
         write_string(out, field.name());
         out.push(':');
         match message.get_field(&field).as_ref() {
-            Value::List(list) => write_joined(out, '[', ']', list, |out, value| write_value(out, &field.kind(), value)),
+            Value::List(list) => write_joined(out, '[', ']', list, |out, value| {
+                write_value(out, &field.kind(), value)
+            }),
             Value::Map(map) => {
                 let mut entries: Vec<(&MapKey, &Value)> = map.iter().collect();
                 entries.sort_unstable_by(|a, b| a.0.cmp(b.0));

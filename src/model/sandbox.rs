@@ -17,7 +17,8 @@ pub enum SandboxMode {
     /// In addition those whose code came by request, as far as the kernel supports it.
     #[default]
     Uploads,
-    /// All, as far as the kernel supports it, except for models of the operator whose configuration switches it off.
+    /// All, as far as the kernel supports it, except for models of the operator whose configuration
+    /// switches it off.
     Auto,
     /// All. Models do not run without it.
     On,
@@ -58,7 +59,8 @@ pub enum Isolation {
 
 impl Isolation {
     /// The values of the parameter.
-    const NAMES: [(&str, Self); 3] = [("off", Self::None), ("network", Self::Network), ("on", Self::Full)];
+    const NAMES: [(&str, Self); 3] =
+        [("off", Self::None), ("network", Self::Network), ("on", Self::Full)];
 }
 
 /// The sandbox of a model.
@@ -83,9 +85,13 @@ impl Provenance {
     /// Returns the sandbox of the model, which has this value of the parameter `sandbox`.
     ///
     /// # Errors
-    /// The parameter has an unknown value, or one that permits more than the model may have; the end of a sentence about the
-    /// parameter.
-    pub fn sandbox(&self, mode: SandboxMode, parameter: Option<&str>) -> Result<SandboxChoice, String> {
+    /// The parameter has an unknown value, or one that permits more than the model may have; the
+    /// end of a sentence about the parameter.
+    pub fn sandbox(
+        &self,
+        mode: SandboxMode,
+        parameter: Option<&str>,
+    ) -> Result<SandboxChoice, String> {
         use CodeOrigin::{Operator, Request};
         use SandboxMode::{Auto, Off, On, Uploads};
         let default = match (mode, self.origin) {
@@ -111,7 +117,8 @@ impl Provenance {
                 Request => format!("{flag} for code that came by request; allowed is on"),
             });
         }
-        let required = isolation != Isolation::None && (mode == On || asked.is_some() || loader.required);
+        let required =
+            isolation != Isolation::None && (mode == On || asked.is_some() || loader.required);
         Ok(SandboxChoice { isolation, required })
     }
 }
@@ -179,10 +186,15 @@ mod tests {
         for (_, mode) in SandboxMode::NAMES {
             for isolation in isolations {
                 for parameter in [None, Some("off"), Some("network"), Some("on")] {
-                    let loader = SandboxChoice { isolation, required: isolation != Isolation::None };
-                    let provenance = Provenance { origin: CodeOrigin::Request, loaded_by: Some(loader) };
+                    let loader =
+                        SandboxChoice { isolation, required: isolation != Isolation::None };
+                    let provenance =
+                        Provenance { origin: CodeOrigin::Request, loaded_by: Some(loader) };
                     if let Ok(chosen) = provenance.sandbox(mode, parameter) {
-                        assert!(chosen.isolation >= isolation && chosen.required >= loader.required, "{parameter:?}");
+                        assert!(
+                            chosen.isolation >= isolation && chosen.required >= loader.required,
+                            "{parameter:?}"
+                        );
                     }
                 }
             }
@@ -200,10 +212,14 @@ mod tests {
                 refused("off", CodeOrigin::Operator, None, SandboxMode::On),
                 "'off', which --worker-sandbox=on does not allow",
             ),
-            (refused("no", CodeOrigin::Operator, None, SandboxMode::Auto), "'no'; allowed are on, off and network"),
+            (
+                refused("no", CodeOrigin::Operator, None, SandboxMode::Auto),
+                "'no'; allowed are on, off and network",
+            ),
             (
                 refused("network", CodeOrigin::Request, None, SandboxMode::Uploads),
-                "'network', which --worker-sandbox=uploads does not allow for code that came by request; allowed is on",
+                "'network', which --worker-sandbox=uploads does not allow for code that came by \
+                 request; allowed is on",
             ),
             (
                 refused("network", CodeOrigin::Request, full, SandboxMode::Off),

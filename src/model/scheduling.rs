@@ -29,7 +29,8 @@ pub enum Scheduling {
 /// The dynamic batcher's settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DynamicBatching {
-    /// The preferred batch sizes, each from 1 to the maximum batch size; empty only if the model does not batch.
+    /// The preferred batch sizes, each from 1 to the maximum batch size; empty only if the model
+    /// does not batch.
     pub preferred_batch_sizes: Vec<u32>,
     /// How long a request may wait for others to form a batch, in microseconds.
     pub max_queue_delay_us: u64,
@@ -77,17 +78,19 @@ pub struct SequenceBatching {
     pub max_sequence_idle_us: u64,
     /// Whether each request forms a sequence, which the backend may continue.
     pub iterative: bool,
-    /// Whether iterative requests of one id share an instance and overlap. From the parameter `overlapping_sequences`.
+    /// Whether iterative requests of one id share an instance and overlap. From the parameter
+    /// `overlapping_sequences`.
     pub overlapping: bool,
     /// The control inputs that the server adds for each slot of a batch.
     pub controls: Vec<ControlInput>,
-    /// The maximum number of sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`,
-    /// because the schema has no such field.
+    /// The maximum number of sequences that may wait for a slot; `None` for no limit. From the
+    /// parameter `max_queued_sequences`, because the schema has no such field.
     pub max_queued_sequences: Option<usize>,
-    /// The maximum number of requests that may wait in one sequence; 0 for no limit. From the parameter
-    /// `max_queue_size_per_sequence`.
+    /// The maximum number of requests that may wait in one sequence; 0 for no limit. From the
+    /// parameter `max_queue_size_per_sequence`.
     pub max_queue_size_per_sequence: usize,
-    /// Whether the first request of an id starts a sequence, with or without START. From the parameter `implicit_sequence_start`.
+    /// Whether the first request of an id starts a sequence, with or without START. From the
+    /// parameter `implicit_sequence_start`.
     pub implicit_start: bool,
 }
 
@@ -119,7 +122,8 @@ pub enum SequenceStrategy {
 pub struct EnsembleStep {
     /// The model to run.
     pub model_name: String,
-    /// The repository that is searched first, with `--model-namespacing`; empty for the repository of the ensemble.
+    /// The repository that is searched first, with `--model-namespacing`; empty for the repository
+    /// of the ensemble.
     pub model_namespace: String,
     /// The model's version; `None` for the latest.
     pub model_version: Option<u64>,
@@ -130,12 +134,19 @@ pub struct EnsembleStep {
 }
 
 /// Checks and converts the choice of scheduler.
-pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Result<Scheduling, ConfigError> {
+pub(super) fn scheduling(
+    proto: &proto::ModelConfig,
+    max_batch_size: u32,
+) -> Result<Scheduling, ConfigError> {
     let name = proto.name.as_str();
     Ok(match &proto.scheduling_choice {
         None => Scheduling::Default,
-        Some(SchedulingChoice::DynamicBatching(raw)) => Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?),
-        Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, proto, max_batch_size)?),
+        Some(SchedulingChoice::DynamicBatching(raw)) => {
+            Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?)
+        }
+        Some(SchedulingChoice::SequenceBatching(raw)) => {
+            Scheduling::Sequence(sequence(raw, proto, max_batch_size)?)
+        }
         Some(SchedulingChoice::EnsembleScheduling(raw)) => {
             let steps = raw
                 .step
@@ -152,30 +163,48 @@ fn preferred(sizes: &[i32], max: u32, which: &str, name: &str) -> Result<Vec<u32
     sizes
         .iter()
         .map(|&size| match u32::try_from(size) {
-            Err(_) | Ok(0) => error(format!("{which} must be positive for {name}: {size} is given")),
-            Ok(size) if size > max => {
-                error(format!("{which} must be <= max batch size for {name}: {size} is given, the maximum is {max}"))
+            Err(_) | Ok(0) => {
+                error(format!("{which} must be positive for {name}: {size} is given"))
             }
+            Ok(size) if size > max => error(format!(
+                "{which} must be <= max batch size for {name}: {size} is given, the maximum is \
+                 {max}"
+            )),
             Ok(size) => Ok(size),
         })
         .collect()
 }
 
-fn dynamic(raw: &proto::ModelDynamicBatching, name: &str, max: u32) -> Result<DynamicBatching, ConfigError> {
+fn dynamic(
+    raw: &proto::ModelDynamicBatching,
+    name: &str,
+    max: u32,
+) -> Result<DynamicBatching, ConfigError> {
     let levels = raw.priority_levels;
     if levels > 0 && !(1..=levels).contains(&raw.default_priority_level) {
         return error(format!("default priority level must be in range [1, {levels}] for {name}"));
     }
     if levels > 0 && raw.priority_queue_policy.keys().any(|level| !(1..=levels).contains(level)) {
-        return error(format!("priority queue policy must have priority level in range [1, {levels}] for {name}"));
+        return error(format!(
+            "priority queue policy must have priority level in range [1, {levels}] for {name}"
+        ));
     }
     let config = DynamicBatching {
-        preferred_batch_sizes: preferred(&raw.preferred_batch_size, max, "dynamic batching preferred size", name)?,
+        preferred_batch_sizes: preferred(
+            &raw.preferred_batch_size,
+            max,
+            "dynamic batching preferred size",
+            name,
+        )?,
         max_queue_delay_us: raw.max_queue_delay_microseconds,
         preserve_ordering: raw.preserve_ordering,
         priority_levels: levels,
         default_priority_level: raw.default_priority_level,
-        default_queue_policy: raw.default_queue_policy.as_ref().map(queue_policy).unwrap_or_default(),
+        default_queue_policy: raw
+            .default_queue_policy
+            .as_ref()
+            .map(queue_policy)
+            .unwrap_or_default(),
         priority_queue_policies: raw
             .priority_queue_policy
             .iter()
@@ -184,12 +213,16 @@ fn dynamic(raw: &proto::ModelDynamicBatching, name: &str, max: u32) -> Result<Dy
     };
     if config.preserve_ordering {
         if levels > 1 {
-            return error(format!("Only one priority level is allowed when 'preserve_ordering' is true for {name}"));
+            return error(format!(
+                "Only one priority level is allowed when 'preserve_ordering' is true for {name}"
+            ));
         }
-        let mut policies = config.priority_queue_policies.values().chain([&config.default_queue_policy]);
+        let mut policies =
+            config.priority_queue_policies.values().chain([&config.default_queue_policy]);
         if policies.any(|policy| policy.timeout_action == TimeoutAction::Delay) {
             return error(format!(
-                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is \
+                 true for {name}"
             ));
         }
     }
@@ -217,12 +250,15 @@ fn sequence(
     let controls = controls(model, raw)?;
     let strategy = match &raw.strategy_choice {
         Some(StrategyChoice::Oldest(oldest)) => SequenceStrategy::Oldest {
-            max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).or_else(|_| {
-                let given = oldest.max_candidate_sequences;
-                error(format!(
-                    "sequence batching max_candidate_sequences must be 0 or greater for {name}: it is {given}"
-                ))
-            })?,
+            max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).or_else(
+                |_| {
+                    let given = oldest.max_candidate_sequences;
+                    error(format!(
+                        "sequence batching max_candidate_sequences must be 0 or greater for \
+                         {name}: it is {given}"
+                    ))
+                },
+            )?,
             preferred_batch_sizes: preferred(
                 &oldest.preferred_batch_size,
                 max.max(1),
@@ -235,7 +271,8 @@ fn sequence(
         Some(StrategyChoice::Direct(direct)) => {
             if !(0.0..=1.0).contains(&direct.minimum_slot_utilization) {
                 return error(format!(
-                    "sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}: it is {}",
+                    "sequence batching minimum slot utilization must be in range (0.0, 1.0] for \
+                     {name}: it is {}",
                     direct.minimum_slot_utilization
                 ));
             }
@@ -263,19 +300,24 @@ fn sequence(
 }
 
 /// Returns whether iterative requests of one id overlap.
-fn overlapping(raw: &proto::ModelSequenceBatching, model: &proto::ModelConfig) -> Result<bool, ConfigError> {
+fn overlapping(
+    raw: &proto::ModelSequenceBatching,
+    model: &proto::ModelConfig,
+) -> Result<bool, ConfigError> {
     const NAME: &str = "overlapping_sequences";
     let oldest = matches!(raw.strategy_choice, Some(StrategyChoice::Oldest(_)));
     match flag(model, NAME)? {
         true if !(raw.iterative_sequence && oldest) => error(format!(
-            "parameter '{NAME}' needs 'sequence_batching' with 'iterative_sequence: true' and the strategy 'oldest' for {}",
+            "parameter '{NAME}' needs 'sequence_batching' with 'iterative_sequence: true' and the \
+             strategy 'oldest' for {}",
             model.name
         )),
         overlaps => Ok(overlaps),
     }
 }
 
-/// Returns a limit from the free parameters; 0 if it is missing. `others` names the other values that the parameter may have.
+/// Returns a limit from the free parameters; 0 if it is missing. `others` names the other values
+/// that the parameter may have.
 fn limit(model: &proto::ModelConfig, name: &str, others: &str) -> Result<usize, ConfigError> {
     let Some(text) = parameter(model, name) else { return Ok(0) };
     text.parse().or_else(|_| {
@@ -289,7 +331,10 @@ pub(super) fn flag(model: &proto::ModelConfig, name: &str) -> Result<bool, Confi
     match parameter(model, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => error(format!("parameter '{name}' must be true or false for {}, got '{other}'", model.name)),
+        Some(other) => error(format!(
+            "parameter '{name}' must be true or false for {}, got '{other}'",
+            model.name
+        )),
     }
 }
 
@@ -298,7 +343,11 @@ fn parameter<'a>(model: &'a proto::ModelConfig, name: &str) -> Option<&'a str> {
     model.parameters.get(name).map(|parameter| parameter.string_value.trim())
 }
 
-fn ensemble_step(number: usize, raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {
+fn ensemble_step(
+    number: usize,
+    raw: &proto::model_ensembling::Step,
+    name: &str,
+) -> Result<EnsembleStep, ConfigError> {
     let missing = match raw {
         step if step.model_name.is_empty() => "model_name",
         step if step.input_map.is_empty() => "input_map",
@@ -316,14 +365,18 @@ fn ensemble_step(number: usize, raw: &proto::model_ensembling::Step, name: &str)
     error(format!("must specify '{missing}' in step {number} of ensemble '{name}'"))
 }
 
-/// Returns a step's version; `None` for the latest. A missing version is 0, which Triton also refuses.
-fn step_version(raw: &proto::model_ensembling::Step, name: &str) -> Result<Option<u64>, ConfigError> {
+/// Returns a step's version; `None` for the latest. A missing version is 0, which Triton also
+/// refuses.
+fn step_version(
+    raw: &proto::model_ensembling::Step,
+    name: &str,
+) -> Result<Option<u64>, ConfigError> {
     match (raw.model_version, u64::try_from(raw.model_version)) {
         (-1, _) => Ok(None),
         (_, Ok(version)) if version > 0 => Ok(Some(version)),
         (version, _) => error(format!(
-            "ensemble '{name}' depends on '{}' whose required version {version} is not loaded: 'model_version' of a step is \
-             1 or greater, or -1 for the latest",
+            "ensemble '{name}' depends on '{}' whose required version {version} is not loaded: \
+             'model_version' of a step is 1 or greater, or -1 for the latest",
             raw.model_name
         )),
     }

@@ -1,5 +1,6 @@
-//! The options of an ONNX Runtime session, with the names of Triton's ONNX Runtime backend: `optimization { graph }`,
-//! `optimization { execution_accelerators }`, `model_operations` and parameters of the model.
+//! The options of an ONNX Runtime session, with the names of Triton's ONNX Runtime backend:
+//! `optimization { graph }`, `optimization { execution_accelerators }`, `model_operations` and
+//! parameters of the model.
 //!
 //! Source: the section "Other Optimization Options with ONNX Runtime" of that backend's README.
 
@@ -29,7 +30,8 @@ pub struct SessionOptions {
     pub parallel: bool,
     /// The number of threads within a node; `None` lets the server choose.
     pub intra_threads: Option<usize>,
-    /// The number of threads across nodes, for concurrent nodes only; `None` lets the server choose.
+    /// The number of threads across nodes, for concurrent nodes only; `None` lets the server
+    /// choose.
     pub inter_threads: Option<usize>,
     /// Entries of the session's configuration: keys (with the prefix `session.`) and values.
     pub entries: Vec<(String, String)>,
@@ -62,14 +64,22 @@ impl ModelConfig {
     pub fn session_options(&self) -> Result<SessionOptions, ConfigError> {
         let parameter = |key: &str| self.parameters.get(key).map(|value| value.trim());
         let wrong = |key: &str, value: &str, allowed: &str| {
-            ConfigError::new(format!("parameter '{key}' of model {} is '{value}'; allowed are {allowed}", self.name))
+            ConfigError::new(format!(
+                "parameter '{key}' of model {} is '{value}'; allowed are {allowed}",
+                self.name
+            ))
         };
-        let threads = |key: &str| match parameter(key).map(|value| (value, value.parse::<usize>())) {
+        let threads = |key: &str| match parameter(key).map(|value| (value, value.parse::<usize>()))
+        {
             None | Some((_, Ok(0))) => Ok(None),
             Some((_, Ok(threads))) if threads <= MAX_THREADS => Ok(Some(threads)),
-            Some((value, _)) => Err(wrong(key, value, "whole numbers from 0 (the server chooses) to 1024")),
+            Some((value, _)) => {
+                Err(wrong(key, value, "whole numbers from 0 (the server chooses) to 1024"))
+            }
         };
-        let switch = |key: &str| match parameter(key).map(|value| (value, value.to_ascii_lowercase())) {
+        let switch = |key: &str| match parameter(key)
+            .map(|value| (value, value.to_ascii_lowercase()))
+        {
             None => Ok(None),
             Some((_, word)) if ["1", "true", "on"].contains(&word.as_str()) => Ok(Some(true)),
             Some((_, word)) if ["0", "false", "off"].contains(&word.as_str()) => Ok(Some(false)),
@@ -78,7 +88,9 @@ impl ModelConfig {
         let parallel = match parameter("execution_mode") {
             None | Some("0") => false,
             Some("1") => true,
-            Some(value) => return Err(wrong("execution_mode", value, "0 (sequential) and 1 (parallel)")),
+            Some(value) => {
+                return Err(wrong("execution_mode", value, "0 (sequential) and 1 (parallel)"));
+            }
         };
         let level = match parameter("graph_optimization_level") {
             None => self.graph_level()?,
@@ -92,7 +104,11 @@ impl ModelConfig {
             }
         };
         let entries = self.parameters.iter().filter(|(key, _)| key.starts_with("session."));
-        let libraries = self.proto.model_operations.as_ref().map(|operations| operations.op_library_filename.clone());
+        let libraries = self
+            .proto
+            .model_operations
+            .as_ref()
+            .map(|operations| operations.op_library_filename.clone());
         Ok(SessionOptions {
             level,
             parallel,
@@ -107,21 +123,23 @@ impl ModelConfig {
 
     /// Converts Triton's number of the level, which differs from ONNX Runtime's.
     fn graph_level(&self) -> Result<GraphLevel, ConfigError> {
-        let graph = self.proto.optimization.as_ref().and_then(|optimization| optimization.graph.as_ref());
+        let graph =
+            self.proto.optimization.as_ref().and_then(|optimization| optimization.graph.as_ref());
         match graph.map_or(0, |graph| graph.level) {
             0 => Ok(GraphLevel::All),
             -1 => Ok(GraphLevel::Basic),
             1 => Ok(GraphLevel::Extended),
             2 => Ok(GraphLevel::Disabled),
             other => Err(ConfigError::new(format!(
-                "optimization.graph.level of model {} is {other}; allowed are -1 (basic), 0 (all), 1 (extended) and 2 (none)",
+                "optimization.graph.level of model {} is {other}; allowed are -1 (basic), 0 \
+                 (all), 1 (extended) and 2 (none)",
                 self.name
             ))),
         }
     }
 
-    /// Returns the accelerators of `optimization.execution_accelerators.cpu_execution_accelerator` in their order: names, and
-    /// parameters sorted by name.
+    /// Returns the accelerators of `optimization.execution_accelerators.cpu_execution_accelerator`
+    /// in their order: names, and parameters sorted by name.
     pub fn cpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let optimization = self.proto.optimization.as_ref();
         let named = optimization.and_then(|all| all.execution_accelerators.as_ref());

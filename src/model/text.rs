@@ -1,17 +1,24 @@
 //! Parses the protobuf text format of a message, driven by its descriptor.
 //!
-//! The parser of `prost-reflect` is not used: it refuses `input [ { ... } ]` (a list of messages without a colon, the usual
-//! style of config.pbtxt), does not expose the positions of errors, and recurses without bound through `Any` values. This
-//! parser supports neither `Any` nor extensions, so the schema bounds its depth.
+//! The parser of `prost-reflect` is not used: it refuses `input [ { ... } ]` (a list of messages
+//! without a colon, the usual style of config.pbtxt), does not expose the positions of errors, and
+//! recurses without bound through `Any` values. This parser supports neither `Any` nor extensions,
+//! so the schema bounds its depth.
 
-use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value};
+use prost_reflect::{
+    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value,
+};
 
 use super::lexer::{Lexer, TextError, Token};
 
-/// Parses `source` as a message of type `root`. Also returns warnings about valid but probably unintended text: duplicate keys
-/// of maps.
-pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<(DynamicMessage, Vec<TextError>), TextError> {
-    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, warnings: Vec::new() };
+/// Parses `source` as a message of type `root`. Also returns warnings about valid but probably
+/// unintended text: duplicate keys of maps.
+pub(super) fn parse(
+    source: &str,
+    root: &MessageDescriptor,
+) -> Result<(DynamicMessage, Vec<TextError>), TextError> {
+    let mut parser =
+        Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, warnings: Vec::new() };
     parser.bump()?;
     let message = parser.fields(root, None)?;
     Ok((message, parser.warnings))
@@ -49,7 +56,11 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses fields up to `close`, or to the end of the source.
-    fn fields(&mut self, descriptor: &MessageDescriptor, close: Option<char>) -> Result<DynamicMessage, TextError> {
+    fn fields(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        close: Option<char>,
+    ) -> Result<DynamicMessage, TextError> {
         let mut message = DynamicMessage::new(descriptor.clone());
         let mut seen: Vec<FieldDescriptor> = Vec::new();
         loop {
@@ -66,13 +77,21 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn field(&mut self, message: &mut DynamicMessage, seen: &mut Vec<FieldDescriptor>) -> Result<(), TextError> {
+    fn field(
+        &mut self,
+        message: &mut DynamicMessage,
+        seen: &mut Vec<FieldDescriptor>,
+    ) -> Result<(), TextError> {
         let at = self.offset;
         let Token::Name(name) = self.bump()? else { return self.expected("a field name") };
         let descriptor = message_type(message);
         let Some(field) = descriptor.get_field_by_name(name) else {
             let allowed = descriptor.fields().map(|field| field.name().to_owned()).collect();
-            let text = unknown_name(name, &format!("a field of {}", short(descriptor.full_name())), allowed);
+            let text = unknown_name(
+                name,
+                &format!("a field of {}", short(descriptor.full_name())),
+                allowed,
+            );
             return Err(TextError::new(at, text));
         };
         check_first(&field, seen).map_err(|text| TextError::new(at, text))?;
@@ -82,7 +101,10 @@ impl<'a> Parser<'a> {
         }
         if self.token == Token::Symbol('[') {
             if !field.is_list() && !field.is_map() {
-                return Err(TextError::new(self.offset, format!("'{name}' takes one value, not a list")));
+                return Err(TextError::new(
+                    self.offset,
+                    format!("'{name}' takes one value, not a list"),
+                ));
             }
             self.list(message, &field)?;
         } else {
@@ -95,7 +117,11 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn list(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor) -> Result<(), TextError> {
+    fn list(
+        &mut self,
+        message: &mut DynamicMessage,
+        field: &FieldDescriptor,
+    ) -> Result<(), TextError> {
         self.bump()?;
         if self.take_symbol(']')? {
             return Ok(());
@@ -112,7 +138,11 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a value and stores it in the message.
-    fn stored(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor) -> Result<(), TextError> {
+    fn stored(
+        &mut self,
+        message: &mut DynamicMessage,
+        field: &FieldDescriptor,
+    ) -> Result<(), TextError> {
         let at = self.offset;
         let value = self.value(field)?;
         if let Some(key) = store(message, field, value) {
@@ -130,7 +160,9 @@ impl<'a> Parser<'a> {
             Kind::String => {
                 let at = self.offset;
                 let text = String::from_utf8(self.string(field)?);
-                Value::String(text.map_err(|_| TextError::new(at, "this string is not valid UTF-8"))?)
+                Value::String(
+                    text.map_err(|_| TextError::new(at, "this string is not valid UTF-8"))?,
+                )
             }
             Kind::Bytes => Value::Bytes(self.string(field)?.into()),
             Kind::Float => Value::F32(self.float(field)? as f32),
@@ -184,22 +216,33 @@ impl<'a> Parser<'a> {
         let at = self.offset;
         let negative = self.take_symbol('-')?;
         let (text, number) = match self.token {
-            Token::Name(name) if !negative => (name, descriptor.get_value_by_name(name).map(|value| value.number())),
-            Token::Number(text) if !negative => (text, i32::try_from(integer(text).unwrap_or(-1)).ok()),
+            Token::Name(name) if !negative => {
+                (name, descriptor.get_value_by_name(name).map(|value| value.number()))
+            }
+            Token::Number(text) if !negative => {
+                (text, i32::try_from(integer(text).unwrap_or(-1)).ok())
+            }
             _ => {
-                let mut allowed: Vec<_> = descriptor.values().map(|value| value.name().to_owned()).collect();
+                let mut allowed: Vec<_> =
+                    descriptor.values().map(|value| value.name().to_owned()).collect();
                 allowed.sort_unstable();
                 let kind = short(descriptor.full_name());
                 let allowed = allowed.join(", ");
                 let found = self.token.describe();
-                let text = format!("expected a value of {kind} without quotes, found {found}; allowed: {allowed}");
+                let text = format!(
+                    "expected a value of {kind} without quotes, found {found}; allowed: {allowed}"
+                );
                 return Err(TextError::new(self.offset, text));
             }
         };
         let known = number.filter(|&number| descriptor.get_value(number).is_some());
         let Some(number) = known else {
             let allowed = descriptor.values().map(|value| value.name().to_owned()).collect();
-            let text = unknown_name(text, &format!("a value of {}", short(descriptor.full_name())), allowed);
+            let text = unknown_name(
+                text,
+                &format!("a value of {}", short(descriptor.full_name())),
+                allowed,
+            );
             return Err(TextError::new(at, text));
         };
         self.bump()?;
@@ -220,7 +263,11 @@ impl<'a> Parser<'a> {
         };
         let Some(value) = value else {
             let minus = if sign < 0 { "-" } else { "" };
-            let text = format!("{minus}{text} is out of range for '{}' ({})", field.name(), range(&field.kind()));
+            let text = format!(
+                "{minus}{text} is out of range for '{}' ({})",
+                field.name(),
+                range(&field.kind())
+            );
             return Err(TextError::new(at, text));
         };
         self.bump()?;
@@ -231,12 +278,18 @@ impl<'a> Parser<'a> {
         let sign = if self.take_symbol('-')? { -1.0 } else { 1.0 };
         let value = match self.token {
             Token::Number(text) => text.trim_end_matches(['f', 'F']).parse().ok(),
-            Token::Name(name) if ["inf", "infinity", "nan"].iter().any(|known| name.eq_ignore_ascii_case(known)) => {
+            Token::Name(name)
+                if ["inf", "infinity", "nan"]
+                    .iter()
+                    .any(|known| name.eq_ignore_ascii_case(known)) =>
+            {
                 name.parse().ok()
             }
             _ => None,
         };
-        let Some(value) = value else { return self.expected(format!("a number for '{}'", field.name())) };
+        let Some(value) = value else {
+            return self.expected(format!("a number for '{}'", field.name()));
+        };
         self.bump()?;
         let value: f64 = value;
         Ok(sign * value)
@@ -247,7 +300,8 @@ pub(super) fn message_type(message: &DynamicMessage) -> MessageDescriptor {
     prost_reflect::ReflectMessage::descriptor(message)
 }
 
-/// Checks that a field with a single value, or another field of its `oneof`, has not been set before.
+/// Checks that a field with a single value, or another field of its `oneof`, has not been set
+/// before.
 fn check_first(field: &FieldDescriptor, seen: &[FieldDescriptor]) -> Result<(), String> {
     if field.is_list() || field.is_map() {
         return Ok(());
@@ -274,7 +328,9 @@ fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) ->
             list.push(value);
         }
     } else if field.is_map() {
-        if let (Some(map), Some((key, value))) = (message.get_field_mut(field).as_map_mut(), map_entry(value)) {
+        if let (Some(map), Some((key, value))) =
+            (message.get_field_mut(field).as_map_mut(), map_entry(value))
+        {
             let shown = match &key {
                 MapKey::String(text) => format!("'{}'", text.escape_debug()),
                 MapKey::Bool(key) => key.to_string(),
@@ -310,7 +366,9 @@ fn integer(text: &str) -> Option<i128> {
 
 pub(super) fn range(kind: &Kind) -> String {
     match kind {
-        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => format!("int32: {} to {}", i32::MIN, i32::MAX),
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
+            format!("int32: {} to {}", i32::MIN, i32::MAX)
+        }
         Kind::Uint32 | Kind::Fixed32 => format!("uint32: 0 to {}", u32::MAX),
         Kind::Uint64 | Kind::Fixed64 => format!("uint64: 0 to {}", u64::MAX),
         _ => format!("int64: {} to {}", i64::MIN, i64::MAX),
@@ -325,13 +383,16 @@ pub(super) fn unknown_name(name: &str, role: &str, mut allowed: Vec<String>) -> 
     allowed.sort_unstable();
     let nearest = allowed.iter().map(|other| (distance(name, other), other)).min();
     let hint = match nearest {
-        Some((distance, other)) if distance <= 1 + name.len() / 4 => format!("; did you mean '{other}'?"),
+        Some((distance, other)) if distance <= 1 + name.len() / 4 => {
+            format!("; did you mean '{other}'?")
+        }
         _ => ";".to_owned(),
     };
     format!("'{name}' is not {role}{hint} allowed: {}", allowed.join(", "))
 }
 
-/// Returns the number of letters to insert, delete or replace to turn `a` into `b` (Levenshtein), ignoring case.
+/// Returns the number of letters to insert, delete or replace to turn `a` into `b` (Levenshtein),
+/// ignoring case.
 fn distance(a: &str, b: &str) -> usize {
     if a.len() > 64 {
         return usize::MAX;

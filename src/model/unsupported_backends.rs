@@ -1,25 +1,36 @@
-//! Backends and platforms of Triton that this server does not support, and how to serve their models instead.
+//! Backends and platforms of Triton that this server does not support, and how to serve their
+//! models instead.
 
-/// Returns advice for a model of this backend or platform, as a sentence; empty if the name is not known.
+/// Returns advice for a model of this backend or platform, as a sentence; empty if the name is not
+/// known.
 pub fn backend_advice(name: &str) -> &'static str {
     match name {
         "tensorflow" | "tensorflow_savedmodel" | "tensorflow_graphdef" => {
-            "convert TensorFlow models to ONNX with `python -m tf2onnx.convert --saved-model DIR --output model.onnx` \
-             (--graphdef FILE --inputs NAMES --outputs NAMES for a graph); then set backend: \"onnxruntime\""
+            "convert TensorFlow models to ONNX with `python -m tf2onnx.convert --saved-model DIR \
+             --output model.onnx` (--graphdef FILE --inputs NAMES --outputs NAMES for a graph); \
+             then set backend: \"onnxruntime\""
         }
         "tensorrt" | "tensorrt_plan" => {
-            "TensorRT plans are not supported: serve the ONNX file that the plan was built from with backend: \"onnxruntime\" \
-             and optimization { execution_accelerators { gpu_execution_accelerator: [ { name: \"tensorrt\" } ] } }"
+            "TensorRT plans are not supported: serve the ONNX file that the plan was built from \
+             with backend: \"onnxruntime\" and optimization { execution_accelerators { \
+             gpu_execution_accelerator: [ { name: \"tensorrt\" } ] } }"
         }
         "openvino" => {
-            "OpenVINO's own files are not supported: export the model to ONNX (PyTorch: `torch.onnx.export`, TensorFlow: `python \
-             -m tf2onnx.convert`) and serve it with backend: \"onnxruntime\" and optimization { execution_accelerators { \
+            "OpenVINO's own files are not supported: export the model to ONNX (PyTorch: \
+             `torch.onnx.export`, TensorFlow: `python -m tf2onnx.convert`) and serve it with \
+             backend: \"onnxruntime\" and optimization { execution_accelerators { \
              cpu_execution_accelerator: [ { name: \"openvino\" } ] } }"
         }
-        "caffe2_netdef" | "caffe2" => "convert Caffe2 models to ONNX; then set backend: \"onnxruntime\"",
-        "fil" => "serve tree models with backend: \"xgboost\" (model.json, model.ubj) or \"sklearn\" (model.joblib)",
+        "caffe2_netdef" | "caffe2" => {
+            "convert Caffe2 models to ONNX; then set backend: \"onnxruntime\""
+        }
+        "fil" => {
+            "serve tree models with backend: \"xgboost\" (model.json, model.ubj) or \"sklearn\" \
+             (model.joblib)"
+        }
         "vllm" | "tensorrtllm" | "dali" => {
-            "serve models of this kind with a model.py that uses the library, and backend: \"python\""
+            "serve models of this kind with a model.py that uses the library, and backend: \
+             \"python\""
         }
         _ => "",
     }

@@ -1,5 +1,5 @@
-//! Converts a completed configuration in the schema's form to a [`ModelConfig`], and refuses invalid ones. Texts are Triton's
-//! where Triton has one.
+//! Converts a completed configuration in the schema's form to a [`ModelConfig`], and refuses
+//! invalid ones. Texts are Triton's where Triton has one.
 
 use std::hash::RandomState;
 
@@ -28,7 +28,9 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     }
     let Ok(max_batch_size) = u32::try_from(proto.max_batch_size) else {
         let given = proto.max_batch_size;
-        return error(format!("'max_batch_size' must be non-negative value for {name}: {given} is given"));
+        return error(format!(
+            "'max_batch_size' must be non-negative value for {name}: {given} is given"
+        ));
     };
     let decoupled = decoupled(&proto);
     let cache = proto.response_cache.is_some_and(|cache| cache.enable);
@@ -47,12 +49,20 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         scheduling: scheduling(&proto, max_batch_size)?,
         instance_groups: if is_ensemble { Vec::new() } else { instance_groups(&proto)? },
         default_model_filename: file_name(&proto)?,
-        parameters: proto.parameters.iter().map(|(key, value)| (key.clone(), value.string_value.clone())).collect(),
+        parameters: proto
+            .parameters
+            .iter()
+            .map(|(key, value)| (key.clone(), value.string_value.clone()))
+            .collect(),
         metric_tags: proto.metric_tags.clone(),
         histogram_buckets: histogram_buckets(&proto)?,
         decoupled,
         response_cache: cache,
-        warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
+        warmups: proto
+            .model_warmup
+            .iter()
+            .map(|raw| warmup(raw, name))
+            .collect::<Result<_, _>>()?,
         strict_output_types: flag(&proto, "strict_output_types")?,
         warnings: Vec::new(),
         proto,
@@ -68,7 +78,10 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
 }
 
 /// Checks the instance groups against this machine's GPUs and the backend's capabilities.
-pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
+pub(super) fn placement(
+    config: &ModelConfig,
+    completion: &Completion<'_>,
+) -> Result<(), ConfigError> {
     let Completion { gpus, unusable_gpus, .. } = completion;
     for group in &config.instance_groups {
         let this = format!("instance group {} of model {}", group.name, config.name);
@@ -86,7 +99,8 @@ pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Re
                 if let Some(unknown) = group.gpus.iter().find(|gpu| !here.contains(gpu)) {
                     let known = known();
                     return error(format!(
-                        "{this} specifies invalid or unsupported gpu id {unknown}; GPUs here: {known}"
+                        "{this} specifies invalid or unsupported gpu id {unknown}; GPUs here: \
+                         {known}"
                     ));
                 }
                 if group.gpus.is_empty() {
@@ -109,13 +123,16 @@ pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Re
 }
 
 /// Returns why a model cannot run on any GPU, as the end of a sentence; `None` if it can.
-fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Result<Option<String>, ConfigError> {
-    let own = |advice: &str| Some(format!("its backend '{}' runs on CPUs only{advice}", config.backend));
+fn keeps_off_gpus(
+    config: &ModelConfig,
+    completion: &Completion<'_>,
+) -> Result<Option<String>, ConfigError> {
+    let own =
+        |advice: &str| Some(format!("its backend '{}' runs on CPUs only{advice}", config.backend));
     Ok(match config.backend.as_str() {
         "sklearn" => own(""),
-        "tract" => {
-            own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu[cuda,cudnn]`")
-        }
+        "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install \
+                        onnxruntime-gpu[cuda,cudnn]`"),
         "onnxruntime" if config.allows_cpu_fallback()? => None,
         "onnxruntime" => completion.no_cuda_provider.map(|why| {
             let fallback = ModelConfig::CPU_FALLBACK;
@@ -129,7 +146,11 @@ fn decoupled(proto: &proto::ModelConfig) -> bool {
     proto.model_transaction_policy.is_some_and(|policy| policy.decoupled)
 }
 
-pub(super) fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bool) -> Result<(), ConfigError> {
+pub(super) fn check_cache(
+    proto: &proto::ModelConfig,
+    cache: bool,
+    decoupled: bool,
+) -> Result<(), ConfigError> {
     let sequences = matches!(proto.scheduling_choice, Some(SchedulingChoice::SequenceBatching(_)));
     let why = match (cache, decoupled, sequences) {
         (true, true, _) => "'decoupled' transaction policy",
@@ -137,7 +158,8 @@ pub(super) fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bo
         _ => return Ok(()),
     };
     error(format!(
-        "Response Cache does not currently support model {} with {why}. Please disable the response cache.",
+        "Response Cache does not currently support model {} with {why}. Please disable the \
+         response cache.",
         proto.name
     ))
 }
@@ -163,7 +185,8 @@ pub(super) fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy
     }
 }
 
-/// Checks that the name of the model's file, which is untrusted, stays within the version directory.
+/// Checks that the name of the model's file, which is untrusted, stays within the version
+/// directory.
 fn file_name(proto: &proto::ModelConfig) -> Result<String, ConfigError> {
     let name = &proto.default_model_filename;
     if name.starts_with('/') || name.contains('\0') || name.split('/').any(|part| part == "..") {
@@ -193,7 +216,10 @@ fn inputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
             };
             let dims = input.dims.as_slice();
             let reshape = input.reshape.as_ref();
-            check_io(proto, &Io { role: "input", name: &input.name, data_type: input.data_type, dims, reshape })?;
+            check_io(
+                proto,
+                &Io { role: "input", name: &input.name, data_type: input.data_type, dims, reshape },
+            )?;
             if input.format() != proto::model_input::Format::None && input.dims.len() != 3 {
                 return error(format!("model input NHWC/NCHW require 3 dims for {}", proto.name));
             }
@@ -209,7 +235,16 @@ fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
         .map(|output| {
             let dims = output.dims.as_slice();
             let reshape = output.reshape.as_ref();
-            check_io(proto, &Io { role: "output", name: &output.name, data_type: output.data_type, dims, reshape })?;
+            check_io(
+                proto,
+                &Io {
+                    role: "output",
+                    name: &output.name,
+                    data_type: output.data_type,
+                    dims,
+                    reshape,
+                },
+            )?;
             Ok(TensorSpec {
                 name: output.name.clone(),
                 datatype: datatype(output.data_type).unwrap_or(DataType::Bool),
@@ -234,7 +269,8 @@ struct Io<'a> {
     reshape: Option<&'a ModelTensorReshape>,
 }
 
-/// Checks that an input or output has a name, a datatype, dimensions, and a reshape with the same number of elements.
+/// Checks that an input or output has a name, a datatype, dimensions, and a reshape with the same
+/// number of elements.
 fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> {
     let Io { role, name, data_type, dims, reshape } = *io;
     let model = proto.name.as_str();
@@ -261,7 +297,9 @@ fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> 
         return wrong_dims("reshape dimensions", reshape);
     }
     if reshape.is_empty() && proto.max_batch_size == 0 {
-        return wrong("cannot have empty reshape for non-batching model as scalar tensors are not supported");
+        return wrong(
+            "cannot have empty reshape for non-batching model as scalar tensors are not supported",
+        );
     }
     let dims = fixed_parts(dims);
     let reshape = fixed_parts(reshape);
@@ -274,8 +312,8 @@ fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> 
     }
 }
 
-/// Returns the products of the fixed dimensions before, between and after the variable ones. Saturating is harmless: no real
-/// tensor is that large.
+/// Returns the products of the fixed dimensions before, between and after the variable ones.
+/// Saturating is harmless: no real tensor is that large.
 fn fixed_parts(dims: &[i64]) -> Vec<i64> {
     dims.split(|&dim| dim == -1)
         .map(|part| part.iter().fold(1i64, |product, &dim| product.saturating_mul(dim)))
@@ -289,10 +327,12 @@ fn check_tensors(config: &ModelConfig) -> Result<(), ConfigError> {
         if let Some([twice, _]) = names.array_windows().find(|[one, next]| one == next) {
             return error(format!("model {role} '{twice}' is listed twice for {}", config.name));
         }
-        let needed = NEEDS_TENSORS.contains(&config.backend.as_str()) || config.platform == "ensemble";
+        let needed =
+            NEEDS_TENSORS.contains(&config.backend.as_str()) || config.platform == "ensemble";
         if needed && tensors.is_empty() {
             return error(format!(
-                "must specify at least one '{role}' for '{}': the configuration has none and the model file gives none",
+                "must specify at least one '{role}' for '{}': the configuration has none and the \
+                 model file gives none",
                 config.name
             ));
         }
@@ -304,14 +344,16 @@ fn check_ensemble(config: &ModelConfig) -> Result<(), ConfigError> {
     let name = &config.name;
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else {
         return match config.platform.as_str() {
-            "ensemble" => {
-                error(format!("ensemble scheduling must be set for ensemble {name} whose platform is ensemble"))
-            }
+            "ensemble" => error(format!(
+                "ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+            )),
             _ => Ok(()),
         };
     };
     if config.platform != "ensemble" {
-        return error(format!("ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"));
+        return error(format!(
+            "ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+        ));
     }
     if !config.proto.instance_group.is_empty() {
         return error(format!("instance group should not be specified for ensemble '{name}'"));
@@ -345,7 +387,11 @@ fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, Con
             };
             let count = u32::try_from(group.count).unwrap_or(0);
             if !(1..=normalize::MAX_INSTANCES).contains(&count) {
-                return error(format!("{this} has count {}, allowed: 1 to {}", group.count, normalize::MAX_INSTANCES));
+                return error(format!(
+                    "{this} has count {}, allowed: 1 to {}",
+                    group.count,
+                    normalize::MAX_INSTANCES
+                ));
             }
             let limiter = group.rate_limiter.clone().unwrap_or_default();
             if limiter.resources.iter().any(|resource| resource.name.is_empty()) {
@@ -360,7 +406,9 @@ fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, Con
                     .iter()
                     .map(|&gpu| {
                         u32::try_from(gpu).map_err(|_| {
-                            ConfigError::new(format!("{this} specifies invalid or unsupported gpu id {gpu}"))
+                            ConfigError::new(format!(
+                                "{this} specifies invalid or unsupported gpu id {gpu}"
+                            ))
                         })
                     })
                     .collect::<Result<_, _>>()?,
@@ -393,7 +441,8 @@ fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> 
                     Some(InputDataType::InputDataFile(file)) => WarmupData::File(file.clone()),
                     None => {
                         return error(format!(
-                            "{this}: one of zero_data, random_data and input_data_file must be given"
+                            "{this}: one of zero_data, random_data and input_data_file must be \
+                             given"
                         ));
                     }
                 };
@@ -406,27 +455,32 @@ fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> 
     })
 }
 
-/// Converts `model_metrics.metric_control`. Each family's buckets must be finite and ascending, as in `metrics.yaml`; a last
-/// bound of infinity is dropped, because it is implied.
+/// Converts `model_metrics.metric_control`. Each family's buckets must be finite and ascending, as
+/// in `metrics.yaml`; a last bound of infinity is dropped, because it is implied.
 fn histogram_buckets(proto: &proto::ModelConfig) -> Result<Vec<(String, Vec<f64>)>, ConfigError> {
     use proto::model_metrics::metric_control::MetricOptions;
     let controls = proto.model_metrics.iter().flat_map(|metrics| &metrics.metric_control);
     let mut all = Vec::new();
     for control in controls {
-        let family = control.metric_identifier.as_ref().map_or("", |identifier| identifier.family.as_str());
+        let family =
+            control.metric_identifier.as_ref().map_or("", |identifier| identifier.family.as_str());
         let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else {
-            return error(format!("model_metrics: the control of family '{family}' needs 'histogram_options'"));
+            return error(format!(
+                "model_metrics: the control of family '{family}' needs 'histogram_options'"
+            ));
         };
         if options.buckets.is_empty() {
-            return error(format!("model_metrics: the 'histogram_options' of family '{family}' need 'buckets'"));
+            return error(format!(
+                "model_metrics: the 'histogram_options' of family '{family}' need 'buckets'"
+            ));
         }
         let mut bounds = options.buckets.clone();
         bounds.pop_if(|bound| *bound == f64::INFINITY);
         let ascend = bounds.iter().zip(bounds.iter().skip(1)).all(|(one, next)| one < next);
         if family.is_empty() || !ascend || bounds.iter().any(|bound| !bound.is_finite()) {
             let text = format!(
-                "model_metrics: the buckets {:?} of family '{family}' are not allowed; a control needs the name of a \
-                 histogram and ascending, finite upper bounds",
+                "model_metrics: the buckets {:?} of family '{family}' are not allowed; a control \
+                 needs the name of a histogram and ascending, finite upper bounds",
                 options.buckets
             );
             return Err(ConfigError::new(text));

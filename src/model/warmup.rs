@@ -13,17 +13,19 @@ const MAX_BYTES: u64 = 1 << 30;
 pub struct WarmupBatch {
     /// Its requests.
     pub requests: Vec<InferRequest>,
-    /// The control inputs that the configuration provides, with one element for each request. The server generates the others.
+    /// The control inputs that the configuration provides, with one element for each request. The
+    /// server generates the others.
     pub controls: Vec<InferInput>,
 }
 
 impl Warmup {
-    /// Builds one run: its requests form one batch. There are as many as the batch size, each with one item, as in Triton; one
-    /// for a model that does not batch. `file` returns the bytes of a file in the model's `warmup` directory.
+    /// Builds one run: its requests form one batch. There are as many as the batch size, each with
+    /// one item, as in Triton; one for a model that does not batch. `file` returns the bytes of a
+    /// file in the model's `warmup` directory.
     ///
     /// # Errors
-    /// A text for the operator: too many items, data that does not fit its shape, or an unreadable file. Whether the inputs are
-    /// valid for the model is checked by [`ModelConfig::check`].
+    /// A text for the operator: too many items, data that does not fit its shape, or an unreadable
+    /// file. Whether the inputs are valid for the model is checked by [`ModelConfig::check`].
     pub fn requests(
         &self,
         config: &ModelConfig,
@@ -31,7 +33,10 @@ impl Warmup {
     ) -> Result<WarmupBatch, String> {
         let most = config.max_batch_size.max(1);
         if self.batch_size > most {
-            return Err(format!("batch_size {} is more than the model's maximum of {most}", self.batch_size));
+            return Err(format!(
+                "batch_size {} is more than the model's maximum of {most}",
+                self.batch_size
+            ));
         }
         let count = self.batch_size.max(1) as usize;
         let mut inputs = Vec::with_capacity(self.inputs.len());
@@ -39,8 +44,10 @@ impl Warmup {
         for (name, input) in &self.inputs {
             let batch = config.batches().then_some(1);
             let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
-            let data = input.data(&shape, &file).map_err(|text| format!("input '{name}': {text}"))?;
-            let Some(control) = config.controls().iter().find(|control| control.name == *name) else {
+            let data =
+                input.data(&shape, &file).map_err(|text| format!("input '{name}': {text}"))?;
+            let Some(control) = config.controls().iter().find(|control| control.name == *name)
+            else {
                 let tensor = Tensor { datatype: input.datatype, shape, data };
                 inputs.push(InferInput { name: name.clone(), tensor });
                 continue;
@@ -50,13 +57,17 @@ impl Warmup {
                 let dims = &input.dims;
                 let expected = control.datatype;
                 return Err(format!(
-                    "control input '{name}' has datatype {is} and dims {dims:?}, expected {expected} and dims [1]"
+                    "control input '{name}' has datatype {is} and dims {dims:?}, expected \
+                     {expected} and dims [1]"
                 ));
             }
             let rows = i64::from(self.batch_size.max(1));
             let shape = std::iter::once(rows).chain(batch).collect();
             let data = Data::from(data.as_slice().repeat(count));
-            controls.push(InferInput { name: name.clone(), tensor: Tensor { datatype: input.datatype, shape, data } });
+            controls.push(InferInput {
+                name: name.clone(),
+                tensor: Tensor { datatype: input.datatype, shape, data },
+            });
         }
         let text = config.wrong_id_type(&CorrelationId::Uint(1)).is_some();
         let request = InferRequest {
@@ -64,7 +75,11 @@ impl Warmup {
             id: self.name.clone(),
             inputs,
             // For a model with sequences, each request is a complete sequence.
-            correlation_id: if text { CorrelationId::String("1".to_owned()) } else { CorrelationId::Uint(1) },
+            correlation_id: if text {
+                CorrelationId::String("1".to_owned())
+            } else {
+                CorrelationId::Uint(1)
+            },
             sequence_start: true,
             sequence_end: true,
             ..InferRequest::default()
@@ -74,8 +89,13 @@ impl Warmup {
 }
 
 impl WarmupInput {
-    fn data(&self, shape: &[i64], file: impl Fn(&str) -> Result<Vec<u8>, String>) -> Result<Data, String> {
-        let elements = element_count(shape).ok_or_else(|| format!("dims {:?} are not all 0 or greater", self.dims))?;
+    fn data(
+        &self,
+        shape: &[i64],
+        file: impl Fn(&str) -> Result<Vec<u8>, String>,
+    ) -> Result<Data, String> {
+        let elements = element_count(shape)
+            .ok_or_else(|| format!("dims {:?} are not all 0 or greater", self.dims))?;
         let size = byte_size(self.datatype, shape);
         if size.unwrap_or(elements.saturating_mul(5)) > MAX_BYTES {
             return Err(format!("dims {:?} take more than {MAX_BYTES} bytes", self.dims));
@@ -91,7 +111,10 @@ impl WarmupInput {
                 let bytes = file(name)?;
                 let got = bytes.len();
                 if let Some(size) = size.filter(|size| *size != got as u64) {
-                    return Err(format!("file '{name}' has {got} bytes, the dims {:?} need {size}", self.dims));
+                    return Err(format!(
+                        "file '{name}' has {got} bytes, the dims {:?} need {size}",
+                        self.dims
+                    ));
                 }
                 bytes
             }
@@ -108,8 +131,8 @@ fn strings<'a>(elements: impl Iterator<Item = &'a str>) -> Vec<u8> {
     bytes
 }
 
-/// Returns values that most models accept: integers from 0 to 9 (also as strings), booleans, and floating-point numbers from 0
-/// to 1. The same for each run, so that failures are reproducible.
+/// Returns values that most models accept: integers from 0 to 9 (also as strings), booleans, and
+/// floating-point numbers from 0 to 1. The same for each run, so that failures are reproducible.
 fn random(datatype: DataType, count: usize) -> Vec<u8> {
     let mut state = 0u64;
     // SplitMix64 (Steele, Lea and Flood, 2014).
@@ -133,7 +156,9 @@ fn random(datatype: DataType, count: usize) -> Vec<u8> {
             DataType::Fp64 => bytes.extend_from_slice(&f64::from(fraction).to_le_bytes()),
             DataType::Fp32 => bytes.extend_from_slice(&fraction.to_le_bytes()),
             DataType::Fp16 => bytes.extend_from_slice(&half::f16::from_f32(fraction).to_le_bytes()),
-            DataType::Bf16 => bytes.extend_from_slice(&half::bf16::from_f32(fraction).to_le_bytes()),
+            DataType::Bf16 => {
+                bytes.extend_from_slice(&half::bf16::from_f32(fraction).to_le_bytes())
+            }
             // Little-endian: the digit, then zeros.
             whole => {
                 bytes.push(digit);

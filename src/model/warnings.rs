@@ -1,6 +1,6 @@
-//! Warnings about settings of a configuration that are valid but probably unintended, or have no effect in this server. Triton
-//! accepts them silently and existing repositories may contain them, so they are not errors: they are logged when the model
-//! loads.
+//! Warnings about settings of a configuration that are valid but probably unintended, or have no
+//! effect in this server. Triton accepts them silently and existing repositories may contain them,
+//! so they are not errors: they are logged when the model loads.
 //!
 //! `tests/fields.rs` has the table of all fields of the schema.
 
@@ -17,13 +17,17 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
     if let Some(SchedulingChoice::SequenceBatching(sequence)) = &config.proto.scheduling_choice {
         let silent = sequence.control_input.iter().filter(|input| input.control.is_empty());
         found.extend(silent.map(|input| {
-            format!("the control input '{}' has no 'control': the model is not given this input", input.name)
+            format!(
+                "the control input '{}' has no 'control': the model is not given this input",
+                input.name
+            )
         }));
     }
     if config.backend == "python" && config.inputs.is_empty() && config.outputs.is_empty() {
         found.push(
-            "it has neither inputs nor outputs, so requests with inputs are refused and outputs of the model are dropped: name \
-             them in config.pbtxt, or add them in the auto_complete_config of model.py"
+            "it has neither inputs nor outputs, so requests with inputs are refused and outputs \
+             of the model are dropped: name them in config.pbtxt, or add them in the \
+             auto_complete_config of model.py"
                 .to_owned(),
         );
     }
@@ -31,8 +35,13 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
         // A custom backend reads the configuration itself.
         return found;
     }
-    let groups =
-        [of_model(config), of_tensors(config), of_instances(config), of_optimization(config), of_session(config)];
+    let groups = [
+        of_model(config),
+        of_tensors(config),
+        of_instances(config),
+        of_optimization(config),
+        of_session(config),
+    ];
     let without_effect = groups.into_iter().flatten().filter(|(_, given, _)| *given);
     found.extend(without_effect.map(|(field, _, why)| format!("'{field}' has no effect: {why}")));
     found
@@ -46,9 +55,14 @@ type Row = (&'static str, bool, &'static str);
 fn of_model(config: &ModelConfig) -> Vec<Row> {
     let proto = &config.proto;
     let is_onnx = config.backend == "onnxruntime";
-    let operations = proto.model_operations.as_ref().is_some_and(|all| !all.op_library_filename.is_empty());
+    let operations =
+        proto.model_operations.as_ref().is_some_and(|all| !all.op_library_filename.is_empty());
     vec![
-        ("runtime", !proto.runtime.is_empty(), "'backend' alone selects the program that runs the model"),
+        (
+            "runtime",
+            !proto.runtime.is_empty(),
+            "'backend' alone selects the program that runs the model",
+        ),
         (
             "cc_model_filenames",
             !proto.cc_model_filenames.is_empty(),
@@ -64,16 +78,29 @@ fn of_model(config: &ModelConfig) -> Vec<Row> {
 
 fn of_tensors(config: &ModelConfig) -> Vec<Row> {
     let proto = &config.proto;
-    let state = |has: fn(&proto::model_sequence_batching::State) -> bool| match &proto.scheduling_choice {
-        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.state.iter().any(has),
-        _ => false,
-    };
+    let state =
+        |has: fn(&proto::model_sequence_batching::State) -> bool| match &proto.scheduling_choice {
+            Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.state.iter().any(has),
+            _ => false,
+        };
     let tensorrt = "it is for TensorRT plans, which are not served";
     vec![
         ("input.is_shape_tensor", proto.input.iter().any(|input| input.is_shape_tensor), tensorrt),
-        ("output.is_shape_tensor", proto.output.iter().any(|output| output.is_shape_tensor), tensorrt),
-        ("input.is_non_linear_format_io", proto.input.iter().any(|input| input.is_non_linear_format_io), tensorrt),
-        ("output.is_non_linear_format_io", proto.output.iter().any(|output| output.is_non_linear_format_io), tensorrt),
+        (
+            "output.is_shape_tensor",
+            proto.output.iter().any(|output| output.is_shape_tensor),
+            tensorrt,
+        ),
+        (
+            "input.is_non_linear_format_io",
+            proto.input.iter().any(|input| input.is_non_linear_format_io),
+            tensorrt,
+        ),
+        (
+            "output.is_non_linear_format_io",
+            proto.output.iter().any(|output| output.is_non_linear_format_io),
+            tensorrt,
+        ),
         (
             "sequence_batching.state.use_same_buffer_for_input_output",
             state(|state| state.use_same_buffer_for_input_output),
@@ -111,16 +138,22 @@ fn of_optimization(config: &ModelConfig) -> Vec<Row> {
         buffer.is_some_and(|buffer| !buffer.enable)
     };
     let mut rows = vec![
-        ("optimization.graph", all.graph.is_some_and(|graph| graph.level != 0) && !is_onnx, OF_ONNX),
+        (
+            "optimization.graph",
+            all.graph.is_some_and(|graph| graph.level != 0) && !is_onnx,
+            OF_ONNX,
+        ),
         (
             "optimization.priority",
             all.priority() != ModelPriority::PriorityDefault,
-            "it sets priorities of TensorRT's streams; see rate_limiter and dynamic_batching for priorities of requests",
+            "it sets priorities of TensorRT's streams; see rate_limiter and dynamic_batching for \
+             priorities of requests",
         ),
         (
             "optimization.cuda",
             all.cuda.is_some(),
-            "CUDA graphs, busy waiting and streams of outputs are not used: each batch has its own memory",
+            "CUDA graphs, busy waiting and streams of outputs are not used: each batch has its \
+             own memory",
         ),
         ("optimization.input_pinned_memory", off(&all.input_pinned_memory), pinned),
         ("optimization.output_pinned_memory", off(&all.output_pinned_memory), pinned),
@@ -197,7 +230,8 @@ impl ModelConfig {
     pub(super) fn ineffective_decoupled_warning(&self, decoupled: bool) -> Option<String> {
         let is_ensemble = matches!(self.scheduling, Scheduling::Ensemble { .. });
         (is_ensemble && self.decoupled && !decoupled).then(|| {
-            "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once"
+            "'model_transaction_policy' says that it is decoupled, but none of its members is: it \
+             answers once"
                 .to_owned()
         })
     }

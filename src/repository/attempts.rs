@@ -35,7 +35,8 @@ impl Attempts {
         Self { pauses, ..Self::default() }
     }
 
-    /// Returns the time until the next load may begin and the reason of the last failure; `None` if a load may begin now.
+    /// Returns the time until the next load may begin and the reason of the last failure; `None` if
+    /// a load may begin now.
     pub fn pause(&self, now: Instant) -> Option<(Duration, &str)> {
         let next = self.next?;
         (now < next).then(|| (next - now, self.reason.as_str()))
@@ -43,7 +44,8 @@ impl Attempts {
 
     /// Records a load that failed.
     pub fn failed(&mut self, now: Instant, reason: &str) {
-        let pause = self.pauses.first.saturating_mul(1 << self.failures.min(16)).min(self.pauses.longest);
+        let pause =
+            self.pauses.first.saturating_mul(1 << self.failures.min(16)).min(self.pauses.longest);
         self.failures = self.failures.saturating_add(1);
         self.reason = reason.to_owned();
         self.next = Some(now + pause);

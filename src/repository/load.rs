@@ -1,5 +1,5 @@
-//! The configuration and files that a load request brings to replace the repository's. They are untrusted: no path may lead out
-//! of the directory.
+//! The configuration and files that a load request brings to replace the repository's. They are
+//! untrusted: no path may lead out of the directory.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +12,8 @@ const FILE: &str = "file:";
 /// The name of the parameter with the configuration.
 const CONFIG: &str = "config";
 
-/// The maximum length in bytes of a path and of each of its parts; most file systems have these limits.
+/// The maximum length in bytes of a path and of each of its parts; most file systems have these
+/// limits.
 const LONGEST_PATH: usize = 1024;
 const LONGEST_NAME: usize = 255;
 
@@ -60,15 +61,18 @@ impl Override {
     /// Parses the parameters of a load; `None` if there are no parameters.
     ///
     /// # Errors
-    /// A parameter is unknown, the configuration is not UTF-8, files come without a configuration, or a path leads out of the
-    /// model's directory or does not name a file. The text has the name and what is allowed.
-    pub fn new(parameters: impl IntoIterator<Item = (String, Bytes)>) -> Result<Option<Self>, String> {
+    /// A parameter is unknown, the configuration is not UTF-8, files come without a configuration,
+    /// or a path leads out of the model's directory or does not name a file. The text has the name
+    /// and what is allowed.
+    pub fn new(
+        parameters: impl IntoIterator<Item = (String, Bytes)>,
+    ) -> Result<Option<Self>, String> {
         let mut config = None;
         let mut files = BTreeMap::new();
         for (name, value) in parameters {
             if name == CONFIG {
-                let text =
-                    String::from_utf8(value.to_vec()).map_err(|_| "the configuration is not UTF-8".to_owned())?;
+                let text = String::from_utf8(value.to_vec())
+                    .map_err(|_| "the configuration is not UTF-8".to_owned())?;
                 config = Some(text);
             } else if let Some(path) = name.strip_prefix(FILE) {
                 files.insert(path_inside(path)?, value);
@@ -82,11 +86,9 @@ impl Override {
         match config {
             Some(config) => Ok(Some(Self { config, files })),
             None if files.is_empty() => Ok(None),
-            None => {
-                Err("override files require the parameter 'config': they replace all files of the repository, its \
-                configuration included"
-                    .to_owned())
-            }
+            None => Err("override files require the parameter 'config': they replace all files \
+                         of the repository, its configuration included"
+                .to_owned()),
         }
     }
 }
@@ -96,7 +98,10 @@ fn path_inside(text: &str) -> Result<PathBuf, String> {
     let shown: String = text.chars().take(100).collect();
     let refuse = |why: &str| {
         let shown = shown.escape_debug();
-        Err(format!("the override file '{shown}' must be a path in the model's directory such as 1/model.onnx: {why}"))
+        Err(format!(
+            "the override file '{shown}' must be a path in the model's directory such as \
+             1/model.onnx: {why}"
+        ))
     };
     if text.is_empty() || text.ends_with('/') {
         return refuse("it does not name a file");
@@ -112,7 +117,10 @@ fn path_inside(text: &str) -> Result<PathBuf, String> {
     for part in Path::new(text.trim_start_matches('/')).components() {
         match part {
             Component::Normal(name) if name.len() > LONGEST_NAME => {
-                return refuse(&format!("a component has {} bytes; at most {LONGEST_NAME} are allowed", name.len()));
+                return refuse(&format!(
+                    "a component has {} bytes; at most {LONGEST_NAME} are allowed",
+                    name.len()
+                ));
             }
             Component::Normal(name) => path.push(name),
             Component::CurDir => {}
@@ -131,7 +139,10 @@ mod tests {
     use super::*;
 
     fn parameters(all: &[(&str, &'static str)]) -> Result<Option<Override>, String> {
-        Override::new(all.iter().map(|(name, value)| ((*name).to_owned(), Bytes::from_static(value.as_bytes()))))
+        Override::new(
+            all.iter()
+                .map(|(name, value)| ((*name).to_owned(), Bytes::from_static(value.as_bytes()))),
+        )
     }
 
     #[test]
@@ -140,7 +151,9 @@ mod tests {
         let config = parameters(&[("config", "{}")]).unwrap().unwrap();
         assert_eq!((config.config.as_str(), config.files.len()), ("{}", 0));
         let both =
-            parameters(&[("file:1/./model.onnx", "x"), ("config", "{}"), ("file:labels.txt", "y")]).unwrap().unwrap();
+            parameters(&[("file:1/./model.onnx", "x"), ("config", "{}"), ("file:labels.txt", "y")])
+                .unwrap()
+                .unwrap();
         let paths: Vec<_> = both.files.keys().map(|path| path.to_str().unwrap()).collect();
         assert_eq!(paths, ["1/model.onnx", "labels.txt"]);
         for (wrong, part) in [
@@ -158,15 +171,42 @@ mod tests {
     fn refuses_paths_outside_the_directory() {
         let long = "n".repeat(256);
         let deep = "n/".repeat(600) + "x";
-        for path in
-            ["", "/", "..", "../x", "1/..", "1/../../x", "a/../b", "1/", "./", ".", "x\0y", "a\nb", &long, &deep]
-        {
-            let error = parameters(&[("config", "{}"), (&format!("file:{path}"), "x")]).unwrap_err();
+        for path in [
+            "",
+            "/",
+            "..",
+            "../x",
+            "1/..",
+            "1/../../x",
+            "a/../b",
+            "1/",
+            "./",
+            ".",
+            "x\0y",
+            "a\nb",
+            &long,
+            &deep,
+        ] {
+            let error =
+                parameters(&[("config", "{}"), (&format!("file:{path}"), "x")]).unwrap_err();
             assert!(error.contains("must be a path in the model's directory"), "{path:?}: {error}");
             assert!(error.len() < 400, "{}", error.len());
         }
-        for path in ["x", "1/model.onnx", "/1/model.onnx", "///etc/passwd", "..x", "1/...", "a b/ü", "-", "1\\..\\x"] {
-            assert!(parameters(&[("config", "{}"), (&format!("file:{path}"), "x")]).is_ok(), "{path:?}");
+        for path in [
+            "x",
+            "1/model.onnx",
+            "/1/model.onnx",
+            "///etc/passwd",
+            "..x",
+            "1/...",
+            "a b/ü",
+            "-",
+            "1\\..\\x",
+        ] {
+            assert!(
+                parameters(&[("config", "{}"), (&format!("file:{path}"), "x")]).is_ok(),
+                "{path:?}"
+            );
         }
     }
 

@@ -3,7 +3,8 @@
 /// The name of the model parameter that chooses when a model is loaded.
 pub const LOAD_PARAMETER: &str = "load";
 
-/// The name of the model parameter that keeps a loaded model if its value is a number greater than 0.
+/// The name of the model parameter that keeps a loaded model if its value is a number greater than
+/// 0.
 pub const MIN_LOADED_PARAMETER: &str = "min_loaded";
 
 /// The value of [`LOAD_PARAMETER`] for models that are loaded with their first request.

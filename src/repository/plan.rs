@@ -1,11 +1,13 @@
-//! Plans the changes that bring the running versions of a model to the wanted ones: a pure function of both.
+//! Plans the changes that bring the running versions of a model to the wanted ones: a pure function
+//! of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::model::ModelConfig;
 
-/// A fingerprint of files or of a part of a configuration: equal for equal content. Not meaningful outside this process.
+/// A fingerprint of files or of a part of a configuration: equal for equal content. Not meaningful
+/// outside this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u64);
 
@@ -61,16 +63,18 @@ pub enum Change {
     Unload,
 }
 
-/// Returns the change of each version that runs or is wanted. With `reload`, if no version would change, all are loaded again: a
-/// client requested the reload by name.
+/// Returns the change of each version that runs or is wanted. With `reload`, if no version would
+/// change, all are loaded again: a client requested the reload by name.
 pub fn changes(
     running: &BTreeMap<u64, VersionFingerprint>,
     wanted: &BTreeMap<u64, VersionFingerprint>,
     reload: bool,
 ) -> BTreeMap<u64, Change> {
     let versions: BTreeSet<u64> = running.keys().chain(wanted.keys()).copied().collect();
-    let mut changes: BTreeMap<u64, Change> =
-        versions.into_iter().map(|version| (version, change(running.get(&version), wanted.get(&version)))).collect();
+    let mut changes: BTreeMap<u64, Change> = versions
+        .into_iter()
+        .map(|version| (version, change(running.get(&version), wanted.get(&version))))
+        .collect();
     if reload && changes.values().all(|change| *change == Change::Keep) {
         changes.values_mut().for_each(|change| *change = Change::Replace);
     }
@@ -98,7 +102,8 @@ mod tests {
     use super::*;
 
     fn made(instances: u8, policy: u8, config: u8, files: u8) -> VersionFingerprint {
-        let [instances, version_policy, config, files] = [instances, policy, config, files].map(|n| Stamp::of(&n));
+        let [instances, version_policy, config, files] =
+            [instances, policy, config, files].map(|n| Stamp::of(&n));
         VersionFingerprint { instances, version_policy, config, files }
     }
 

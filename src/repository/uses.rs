@@ -19,7 +19,8 @@ struct ModelUses {
     executing: bool,
     /// When a look has last found a use.
     last: Instant,
-    /// The uses until then. With the age of a use, its weight falls exponentially, by each of the [`SPANS`].
+    /// The uses until then. With the age of a use, its weight falls exponentially, by each of the
+    /// [`SPANS`].
     counts: [f64; SPANS.len()],
 }
 
@@ -43,10 +44,11 @@ impl ModelUses {
 
 /// How often models are used, from repeated looks at how many requests each has had.
 ///
-/// The uses that are expected are the mean of the averages over several time spans, so a model that was used often or recently is
-/// expected to be used again, and none of the two needs a setting. With a single span, this is the policy LRFU (Lee et al., "LRFU: A
-/// Spectrum of Policies that Subsumes the Least Recently Used and Least Frequently Used Policies", IEEE Transactions on Computers,
-/// 2001).
+/// The uses that are expected are the mean of the averages over several time spans, so a model that
+/// was used often or recently is expected to be used again, and none of the two needs a setting.
+/// With a single span, this is the policy LRFU (Lee et al., "LRFU: A Spectrum of Policies that
+/// Subsumes the Least Recently Used and Least Frequently Used Policies", IEEE Transactions on
+/// Computers, 2001).
 #[derive(Debug, Default)]
 pub struct Uses {
     models: BTreeMap<String, ModelUses>,
@@ -54,9 +56,9 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// Takes the number of requests to each loaded model until now, `None` if the model executes requests, and returns the models
-    /// that have been without use for at least `idle`. A load is a use. Requests since the last look are one use, and an execution
-    /// is one use for each second.
+    /// Takes the number of requests to each loaded model until now, `None` if the model executes
+    /// requests, and returns the models that have been without use for at least `idle`. A load is a
+    /// use. Requests since the last look are one use, and an execution is one use for each second.
     pub fn look<'m>(
         &mut self,
         now: Instant,
@@ -68,7 +70,8 @@ impl Uses {
         let mut unused = Vec::new();
         for (name, requests) in models {
             if !self.models.contains_key(name) {
-                self.models.insert(name.to_owned(), ModelUses { last: now, ..ModelUses::default() });
+                self.models
+                    .insert(name.to_owned(), ModelUses { last: now, ..ModelUses::default() });
             }
             let Some(model) = self.models.get_mut(name) else { continue };
             let stayed = model.look == last_look && last_look > 0;
@@ -138,20 +141,25 @@ mod tests {
                 [("often", Some(second)), ("seldom", Some(second / 10))].into_iter().chain(new),
             );
         }
-        let expected = |seconds: u64| ["often", "seldom", "new"].map(|model| uses.per_second(at(seconds), model));
+        let expected = |seconds: u64| {
+            ["often", "seldom", "new"].map(|model| uses.per_second(at(seconds), model))
+        };
         let [often, seldom, new] = expected(99);
         assert!(often > new && new > seldom, "{often}, {new}, {seldom}");
         // Without further requests, one load counts less than several uses.
         let [often, seldom, new] = expected(130);
         assert!(often > seldom && seldom > new, "{often}, {seldom}, {new}");
-        assert!(expected(131).iter().zip([often, seldom, new]).all(|(later, earlier)| *later < earlier));
+        assert!(
+            expected(131).iter().zip([often, seldom, new]).all(|(later, earlier)| *later < earlier)
+        );
         assert_eq!(uses.per_second(at(99), "unknown"), 0.0);
     }
 
     #[test]
     fn an_average_over_a_long_time_is_the_number_of_uses_a_second() {
         let mut uses = Uses::default();
-        (0..400_000).for_each(|second| drop(uses.look(at(second), NEVER, [("m", Some(second / 4))])));
+        (0..400_000)
+            .for_each(|second| drop(uses.look(at(second), NEVER, [("m", Some(second / 4))])));
         let rate = uses.per_second(at(400_000), "m");
         assert!((rate - 0.25).abs() < 0.05, "{rate}");
     }

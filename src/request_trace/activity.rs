@@ -42,9 +42,13 @@ activities! {
 }
 
 impl Activity {
-    /// Returns whether it marks the end of a request or a whole response, so that a part has at most one.
+    /// Returns whether it marks the end of a request or a whole response, so that a part has at
+    /// most one.
     pub(super) fn comes_once(self) -> bool {
-        matches!(self, Self::RequestEnd | Self::ResponseComplete | Self::HttpSendStart | Self::HttpSendEnd)
+        matches!(
+            self,
+            Self::RequestEnd | Self::ResponseComplete | Self::HttpSendStart | Self::HttpSendEnd
+        )
     }
 }
 

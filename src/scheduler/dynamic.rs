@@ -1,37 +1,43 @@
-//! The dynamic batcher, modelled on Triton's `dynamic_batch_scheduler.cc`. With a maximum batch size of 1 it is the default
-//! scheduler.
+//! The dynamic batcher, modelled on Triton's `dynamic_batch_scheduler.cc`. With a maximum batch
+//! size of 1 it is the default scheduler.
 //!
 //! # When a batch is sent
-//! The batcher scans requests in the order of service. The first request determines the shape key; the scan stops at a request
-//! that does not fit: another shape, or too many items for the maximum batch size. Reaching a preferred size marks that
-//! prefix, so the largest reachable preferred size wins. Passing the largest preferred size without a mark marks the prefix
-//! before it. Then, for an idle instance: a marked prefix is sent at once, unless the oldest request has waited for the queue
-//! delay. Otherwise all scanned requests are sent if the batch cannot grow, the delay has passed, or no delay is configured.
-//! Else the batch waits.
+//! The batcher scans requests in the order of service. The first request determines the shape key;
+//! the scan stops at a request that does not fit: another shape, or too many items for the maximum
+//! batch size. Reaching a preferred size marks that prefix, so the largest reachable preferred size
+//! wins. Passing the largest preferred size without a mark marks the prefix before it. Then, for an
+//! idle instance: a marked prefix is sent at once, unless the oldest request has waited for the
+//! queue delay. Otherwise all scanned requests are sent if the batch cannot grow, the delay has
+//! passed, or no delay is configured. Else the batch waits.
 //!
 //! # Timeouts
-//! A request with the timeout action REJECT leaves the queue when its timeout passes. With DELAY, the scan moves it behind the
-//! others of its level when it reaches the request after the timeout, so late requests keep their order. The request keeps its
-//! arrival time: it waits for other requests at most until the queue delay since its arrival has passed.
+//! A request with the timeout action REJECT leaves the queue when its timeout passes. With DELAY,
+//! the scan moves it behind the others of its level when it reaches the request after the timeout,
+//! so late requests keep their order. The request keeps its arrival time: it waits for other
+//! requests at most until the queue delay since its arrival has passed.
 //!
 //! # The second batch in flight
-//! A busy instance may receive its next batch, so that gathering and sending cause no idle time. Triton's waiting batches grow
-//! until an instance fetches them; here a batch in flight cannot grow. So a busy instance receives only a batch that cannot
-//! improve by waiting: one that has reached the largest preferred size, or is followed by a request that does not fit. A
-//! partial batch stays in the queue, where it can grow, until an instance is idle. Sending it early would save the gap between
-//! two executions (tens of microseconds) but reduce batching: with fewer clients than the maximum batch size, two half batches
-//! would alternate permanently where one full batch could run. An expired queue delay does not change this, because the batch
-//! could not start any earlier. With a maximum batch size of 1 every request is a full batch, so models that do not batch are
-//! always pipelined, unless a queue policy or priority levels forbid it.
+//! A busy instance may receive its next batch, so that gathering and sending cause no idle time.
+//! Triton's waiting batches grow until an instance fetches them; here a batch in flight cannot
+//! grow. So a busy instance receives only a batch that cannot improve by waiting: one that has
+//! reached the largest preferred size, or is followed by a request that does not fit. A
+//! partial batch stays in the queue, where it can grow, until an instance is idle. Sending it early
+//! would save the gap between two executions (tens of microseconds) but reduce batching: with fewer
+//! clients than the maximum batch size, two half batches would alternate permanently where one full
+//! batch could run. An expired queue delay does not change this, because the batch could not start
+//! any earlier. With a maximum batch size of 1 every request is a full batch, so models that do not
+//! batch are always pipelined, unless a queue policy or priority levels forbid it.
 //!
 //! # With the rate limiter
-//! When a batch could be sent, all idle instances first request their resources, since any of them may receive them first. The
-//! batch is formed for that instance, from the requests that wait by then. If no further batch could be sent, the other
-//! instances withdraw their requests for resources.
+//! When a batch could be sent, all idle instances first request their resources, since any of them
+//! may receive them first. The batch is formed for that instance, from the requests that wait by
+//! then. If no further batch could be sent, the other instances withdraw their requests for
+//! resources.
 //!
 //! # Cost
-//! The scan continues where it stopped in the previous call, so each request is scanned once. A change of the scanned part (a
-//! removal, or a request inserted before its end) restarts the scan, which is at most one maximum batch long.
+//! The scan continues where it stopped in the previous call, so each request is scanned once. A
+//! change of the scanned part (a removal, or a request inserted before its end) restarts the scan,
+//! which is at most one maximum batch long.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -51,11 +57,13 @@ struct NextBatch {
     shape_key: u64,
     /// When the oldest of the requests was enqueued.
     oldest: Instant,
-    /// When the first of the requests, or the one that did not fit, must be moved behind the others of its level.
+    /// When the first of the requests, or the one that did not fit, must be moved behind the
+    /// others of its level.
     delayed_at: Option<Instant>,
     /// The length of the marked prefix.
     marked: Option<usize>,
-    /// Whether the marked prefix has exactly a preferred size. Otherwise it ends before the request that passed the largest one.
+    /// Whether the marked prefix has exactly a preferred size. Otherwise it ends before the
+    /// request that passed the largest one.
     preferred: bool,
     /// Whether the next request does not fit.
     stopped: bool,
@@ -88,8 +96,8 @@ impl Sizes {
     }
 }
 
-/// A decision that has not been polled yet. It keeps the entries, so that the batch can return to the queue if its instance is
-/// lost in the meantime.
+/// A decision that has not been polled yet. It keeps the entries, so that the batch can return to
+/// the queue if its instance is lost in the meantime.
 enum Decided {
     Execute(InstanceId, Vec<Entry>, SendReason),
     Reject(RequestId, RejectReason),
@@ -144,8 +152,9 @@ impl DynamicBatcher {
         }
     }
 
-    /// Appends a request that arrived at `queued`, which may be before the arrival of queued requests (for the sequence batcher's
-    /// strategy `oldest`). Works even if this scheduler is stopping.
+    /// Appends a request that arrived at `queued`, which may be before the arrival of queued
+    /// requests (for the sequence batcher's strategy `oldest`). Works even if this scheduler is
+    /// stopping.
     pub(super) fn push(&mut self, ticket: Ticket, queued: Instant) {
         let entry = self.entry(ticket, queued);
         self.queue.push(entry);
@@ -170,8 +179,9 @@ impl DynamicBatcher {
         self.decided.push_back(Decided::Reject(request, reason));
     }
 
-    /// Returns whether the level is full. First sends all batches that can be sent and removes expired requests, so that the
-    /// result does not depend on how many requests the driver enqueues between two polls.
+    /// Returns whether the level is full. First sends all batches that can be sent and removes
+    /// expired requests, so that the result does not depend on how many requests the driver
+    /// enqueues between two polls.
     fn is_full(&mut self, level: u64, now: Instant) -> bool {
         let limit = self.settings.policy(level).max_queue_size as usize;
         let full = |queue: &Queue| limit != 0 && queue.level_len(level) >= limit;
@@ -201,7 +211,8 @@ impl DynamicBatcher {
         Some(self.send(instance, requests, reason))
     }
 
-    /// Requests resources for an instance if a batch could be sent; otherwise withdraws such a request.
+    /// Requests resources for an instance if a batch could be sent; otherwise withdraws such a
+    /// request.
     fn next_resource_action(&mut self, now: Instant) -> Option<Decided> {
         if self.could_send(now) {
             self.instances.reserve().map(Decided::Acquire)
@@ -247,7 +258,8 @@ impl DynamicBatcher {
         }
     }
 
-    /// Returns whether execution is held. The hold ends permanently once enough requests are queued.
+    /// Returns whether execution is held. The hold ends permanently once enough requests are
+    /// queued.
     fn is_held(&mut self) -> bool {
         if self.hold.is_some_and(|wanted| self.queue.len() >= wanted) {
             self.hold = None;
@@ -255,8 +267,8 @@ impl DynamicBatcher {
         self.hold.is_some()
     }
 
-    /// Continues the scan to the end of the queue or to the first request that does not fit. On the way, moves late requests
-    /// behind the others of their levels.
+    /// Continues the scan to the end of the queue or to the first request that does not fit. On the
+    /// way, moves late requests behind the others of their levels.
     fn continue_scan(&mut self, now: Instant) {
         let Self { scan, sizes, queue, .. } = self;
         if scan.delayed_at.is_some_and(|time| time <= now) {
@@ -294,7 +306,8 @@ impl DynamicBatcher {
         }
     }
 
-    /// Returns how many scanned requests to send now as one batch to an idle or busy instance, and the reason.
+    /// Returns how many scanned requests to send now as one batch to an idle or busy instance, and
+    /// the reason.
     fn batch_to_send(&self, idle: bool, now: Instant) -> Option<(usize, SendReason)> {
         let scan = &self.scan;
         if scan.requests == 0 {
@@ -308,7 +321,10 @@ impl DynamicBatcher {
         let waited = self.stopping || (!self.delay.is_zero() && now - scan.oldest >= self.delay);
         if let Some(marked) = scan.marked.filter(|_| !waited) {
             let preferred = scan.preferred && !self.settings.preferred_batch_sizes.is_empty();
-            return Some((marked, if preferred { SendReason::Preferred } else { SendReason::Full }));
+            return Some((
+                marked,
+                if preferred { SendReason::Preferred } else { SendReason::Full },
+            ));
         }
         let reason = match () {
             () if scan.other_shape => SendReason::Shape,
@@ -336,8 +352,8 @@ impl Scheduler for DynamicBatcher {
             return self.reject(request, RejectReason::QueueFull);
         }
         let position = self.queue.push(entry);
-        // Scanned requests that were not sent extend to the end of the queue: only a request of a higher priority invalidates
-        // the scan.
+        // Scanned requests that were not sent extend to the end of the queue: only a request of a
+        // higher priority invalidates the scan.
         if self.scan.last.is_some_and(|last| self.queue.in_earlier_lane(position, last)) {
             self.scan = NextBatch::default();
         }

@@ -6,10 +6,11 @@ use crate::id::InstanceId;
 struct Instance {
     id: InstanceId,
     in_flight: u32,
-    /// The number of its latest batch. Of equally loaded instances, the one whose batch was sent first, which will probably end
-    /// first, gets the next.
+    /// The number of its latest batch. Of equally loaded instances, the one whose batch was sent
+    /// first, which will probably end first, gets the next.
     last_sent: u64,
-    /// Whether the instance counts as busy because it waits for its resources, or has them but no batch yet.
+    /// Whether the instance counts as busy because it waits for its resources, or has them but no
+    /// batch yet.
     reserved: bool,
     /// Whether the instance receives no new batches, and is removed when its last batch has ended.
     closing: bool,
@@ -27,7 +28,13 @@ impl Instances {
     pub(super) fn add(&mut self, id: InstanceId) {
         match self.find(id) {
             Some(known) => (known.in_flight, known.closing) = (0, false),
-            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, reserved: false, closing: false }),
+            None => self.ready.push(Instance {
+                id,
+                in_flight: 0,
+                last_sent: 0,
+                reserved: false,
+                closing: false,
+            }),
         }
     }
 
@@ -76,17 +83,22 @@ impl Instances {
         Some(id)
     }
 
-    /// Marks an instance that waits for its resources (`named`, or any) as idle again, and returns it.
+    /// Marks an instance that waits for its resources (`named`, or any) as idle again, and returns
+    /// it.
     pub(super) fn unreserve(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
-        let instance =
-            self.ready.iter_mut().find(|instance| instance.reserved && named.is_none_or(|id| instance.id == id))?;
+        let instance = self
+            .ready
+            .iter_mut()
+            .find(|instance| instance.reserved && named.is_none_or(|id| instance.id == id))?;
         (instance.reserved, instance.in_flight) = (false, 0);
         Some(instance.id)
     }
 
     /// Returns whether the instance holds batches.
     pub(super) fn is_busy(&self, id: InstanceId) -> bool {
-        self.ready.iter().any(|instance| instance.id == id && instance.in_flight > 0 && !instance.reserved)
+        self.ready
+            .iter()
+            .any(|instance| instance.id == id && instance.in_flight > 0 && !instance.reserved)
     }
 
     fn find(&mut self, id: InstanceId) -> Option<&mut Instance> {

@@ -1,7 +1,9 @@
-//! `preserve_ordering`: sends responses in the order in which their requests arrived, across batches and instances.
+//! `preserve_ordering`: sends responses in the order in which their requests arrived, across
+//! batches and instances.
 //!
-//! Schedulers do not handle this: the order of the answers does not affect where requests run. The driver has one [`Reorder`]
-//! for each model with this setting, and passes every answer of an accepted request through it.
+//! Schedulers do not handle this: the order of the answers does not affect where requests run. The
+//! driver has one [`Reorder`] for each model with this setting, and passes every answer of an
+//! accepted request through it.
 
 use std::collections::VecDeque;
 
@@ -17,8 +19,8 @@ enum Slot<T> {
 
 /// Holds answers back until all earlier expected answers have been sent. `T` is the answer.
 ///
-/// A request that is retried keeps its position. The size is bounded by the number of requests that were expected at one time, and
-/// of those that were answered since the oldest unanswered one.
+/// A request that is retried keeps its position. The size is bounded by the number of requests that
+/// were expected at one time, and of those that were answered since the oldest unanswered one.
 #[derive(Debug)]
 pub struct Reorder<T> {
     slots: VecDeque<Slot<T>>,
@@ -39,7 +41,8 @@ impl<T> Reorder<T> {
         Self::default()
     }
 
-    /// Adds a request. Call this when it is enqueued. A request that is already expected keeps its position.
+    /// Adds a request. Call this when it is enqueued. A request that is already expected keeps its
+    /// position.
     pub fn expect(&mut self, request: RequestId) {
         let number = self.first + self.slots.len() as u64;
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.numbers.entry(request) {
@@ -48,8 +51,9 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// Stores a request's answer: a response, or the error of its execution. [`Reorder::pop`] returns it when it may be sent. An
-    /// answer of a request that is not expected is returned at once.
+    /// Stores a request's answer: a response, or the error of its execution. [`Reorder::pop`]
+    /// returns it when it may be sent. An answer of a request that is not expected is returned at
+    /// once.
     pub fn finish(&mut self, request: RequestId, answer: T) -> Option<T> {
         match self.slot(request) {
             Some(slot) => {
@@ -60,7 +64,8 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// Removes a request that was answered out of order because it was not executed (rejected, expired, cancelled).
+    /// Removes a request that was answered out of order because it was not executed (rejected,
+    /// expired, cancelled).
     pub fn remove(&mut self, request: RequestId) {
         if let Some(slot) = self.slot(request) {
             *slot = Slot::Gone;
@@ -152,7 +157,11 @@ mod tests {
         let mut reorder = expecting(2);
         assert_eq!(reorder.finish(RequestId(9), "x"), Some("x"));
         assert_eq!(reorder.finish(RequestId(1), "a"), None);
-        assert_eq!(reorder.finish(RequestId(1), "again"), Some("again"), "one answer for each request");
+        assert_eq!(
+            reorder.finish(RequestId(1), "again"),
+            Some("again"),
+            "one answer for each request"
+        );
         assert_eq!(leaving(&mut reorder), [1]);
     }
 

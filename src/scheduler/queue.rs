@@ -1,9 +1,10 @@
-//! The queue of waiting requests: one lane per priority level, plus a second one for requests whose timeout has passed with
-//! [`TimeoutAction::Delay`](super::TimeoutAction).
+//! The queue of waiting requests: one lane per priority level, plus a second one for requests whose
+//! timeout has passed with [`TimeoutAction::Delay`](super::TimeoutAction).
 //!
-//! The entries are in one slab and doubly linked, so that removing any entry (cancellation, timeout) is as cheap as taking the
-//! first. Only deadlines cost more than constant time (a search tree), and only for requests that have one. Memory is reused
-//! but not freed: it is bounded by the maximum length that the queue has reached.
+//! The entries are in one slab and doubly linked, so that removing any entry (cancellation,
+//! timeout) is as cheap as taking the first. Only deadlines cost more than constant time (a search
+//! tree), and only for requests that have one. Memory is reused but not freed: it is bounded by the
+//! maximum length that the queue has reached.
 
 use std::collections::BTreeSet;
 
@@ -69,7 +70,8 @@ pub(super) struct Queue {
     by_request: RequestMap<Position>,
     /// Lanes sorted by key. Empty lanes are removed, so that unused levels cost nothing.
     lanes: Vec<Lane>,
-    /// The deadlines of entries that are rejected at their deadlines; equal deadlines in order of arrival.
+    /// The deadlines of entries that are rejected at their deadlines; equal deadlines in order of
+    /// arrival.
     deadlines: BTreeSet<(Instant, RequestId)>,
 }
 
@@ -112,13 +114,16 @@ impl Queue {
         self.insert(entry, lane, tail)
     }
 
-    /// Inserts an entry before the younger ones of its level. The request must not be waiting already.
+    /// Inserts an entry before the younger ones of its level. The request must not be waiting
+    /// already.
     pub(super) fn push_by_age(&mut self, entry: Entry) {
         let lane = (entry.level, false);
         let age = (entry.queued, entry.ticket.request);
         let mut previous = None;
         let mut next = self.lane(lane).map(|lane| lane.head);
-        while let Some((position, node)) = next.and_then(|position| Some((position, self.node(position)?))) {
+        while let Some((position, node)) =
+            next.and_then(|position| Some((position, self.node(position)?)))
+        {
             if node.entry.as_ref().is_some_and(|other| (other.queued, other.ticket.request) > age) {
                 break;
             }
@@ -210,7 +215,8 @@ impl Queue {
             }
             return position;
         }
-        let index = u32::try_from(self.nodes.len()).expect("fewer than 2^32 requests fit into memory");
+        let index =
+            u32::try_from(self.nodes.len()).expect("fewer than 2^32 requests fit into memory");
         self.nodes.push(node);
         Position(index)
     }
@@ -225,7 +231,13 @@ impl Queue {
         }
     }
 
-    fn grow_lane(&mut self, key: LaneKey, previous: Option<Position>, next: Option<Position>, position: Position) {
+    fn grow_lane(
+        &mut self,
+        key: LaneKey,
+        previous: Option<Position>,
+        next: Option<Position>,
+        position: Position,
+    ) {
         match self.lanes.binary_search_by_key(&key, |lane| lane.key) {
             Ok(found) => {
                 let lane = &mut self.lanes[found];
@@ -237,7 +249,9 @@ impl Queue {
                     lane.tail = position;
                 }
             }
-            Err(place) => self.lanes.insert(place, Lane { key, head: position, tail: position, len: 1 }),
+            Err(place) => {
+                self.lanes.insert(place, Lane { key, head: position, tail: position, len: 1 })
+            }
         }
     }
 

@@ -1,7 +1,9 @@
-//! Virtual time for tests: arrivals, cancellations, lost instances and a driver, without a clock or a thread.
+//! Virtual time for tests: arrivals, cancellations, lost instances and a driver, without a clock or
+//! a thread.
 //!
-//! The simulated driver does the same as the real one: it performs actions, tracks requests in flight, resends a lost batch once,
-//! and passes answers through [`Reorder`] if configured. Each instance executes its batches one after the other.
+//! The simulated driver does the same as the real one: it performs actions, tracks requests in
+//! flight, resends a lost batch once, and passes answers through [`Reorder`] if configured. Each
+//! instance executes its batches one after the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -95,7 +97,8 @@ pub struct Sim {
     pub requests: BTreeMap<RequestId, Known>,
     /// The durations of the executions, used in turn.
     pub service: Vec<Duration>,
-    /// Whether the scheduler receives all events of one time before it is polled, instead of being polled after each.
+    /// Whether the scheduler receives all events of one time before it is polled, instead of being
+    /// polled after each.
     pub drain: bool,
     /// If set, answers are sent in order of arrival.
     pub reorder: Option<Reorder<Outcome>>,
@@ -134,9 +137,15 @@ impl Sim {
     /// Advances to the time of the next event; returns `false` at the end.
     pub fn step(&mut self) -> bool {
         let event = self.events.keys().next().map(|&(time, _)| time);
-        let Some(next) = [event, self.scheduler.poll_timeout()].into_iter().flatten().min() else { return false };
+        let Some(next) = [event, self.scheduler.poll_timeout()].into_iter().flatten().min() else {
+            return false;
+        };
         self.steps += 1;
-        assert!(self.steps < 100_000, "no end: at {next:?}, next timeout at {:?}", self.scheduler.poll_timeout());
+        assert!(
+            self.steps < 100_000,
+            "no end: at {next:?}, next timeout at {:?}",
+            self.scheduler.poll_timeout()
+        );
         assert!(next >= self.now, "time does not decrease: from {:?} to {next:?}", self.now);
         self.now = next;
         if self.scheduler.poll_timeout().is_some_and(|due| due <= next) {
@@ -172,9 +181,11 @@ impl Sim {
         self.now = end;
     }
 
-    /// Returns the number of requests that arrived, were not rejected, and have not started to execute: the pending gauge.
+    /// Returns the number of requests that arrived, were not rejected, and have not started to
+    /// execute: the pending gauge.
     pub fn pending(&self) -> usize {
-        let executing: usize = self.workers.values().filter_map(|worker| worker.in_flight.front()).map(Vec::len).sum();
+        let executing: usize =
+            self.workers.values().filter_map(|worker| worker.in_flight.front()).map(Vec::len).sum();
         self.requests.values().filter(|known| !known.finished).count() - executing
     }
 
@@ -186,7 +197,10 @@ impl Sim {
     /// Returns the requests that the scheduler holds.
     pub fn waiting(&self) -> impl Iterator<Item = &Known> {
         let sent = |request| {
-            self.workers.values().flat_map(|worker| worker.in_flight.iter().flatten()).any(|id| *id == request)
+            self.workers
+                .values()
+                .flat_map(|worker| worker.in_flight.iter().flatten())
+                .any(|id| *id == request)
         };
         self.requests.values().filter(move |known| !known.finished && !sent(known.ticket.request))
     }
@@ -199,7 +213,9 @@ impl Sim {
     /// Returns the batches that were sent.
     pub fn batches(&self) -> impl Iterator<Item = Vec<u64>> {
         self.log.iter().filter_map(|record| match record {
-            Record::Sent { requests, .. } => Some(requests.iter().map(|request| request.0).collect()),
+            Record::Sent { requests, .. } => {
+                Some(requests.iter().map(|request| request.0).collect())
+            }
             Record::Answered { .. } => None,
         })
     }
@@ -221,9 +237,17 @@ impl Sim {
         let now = self.now;
         match event {
             Event::Arrive(ticket) => {
-                let known =
-                    Known { ticket: ticket.clone(), queued: now, retried: false, finished: false, answered: false };
-                assert!(self.requests.insert(ticket.request, known).is_none(), "each request arrives once");
+                let known = Known {
+                    ticket: ticket.clone(),
+                    queued: now,
+                    retried: false,
+                    finished: false,
+                    answered: false,
+                };
+                assert!(
+                    self.requests.insert(ticket.request, known).is_none(),
+                    "each request arrives once"
+                );
                 if let Some(reorder) = &mut self.reorder {
                     reorder.expect(ticket.request);
                 }
@@ -258,7 +282,9 @@ impl Sim {
     }
 
     fn done(&mut self, instance: InstanceId, generation: u32) {
-        let Some(worker) = self.workers.get_mut(&instance).filter(|worker| worker.generation == generation) else {
+        let Some(worker) =
+            self.workers.get_mut(&instance).filter(|worker| worker.generation == generation)
+        else {
             return;
         };
         let finished = worker.in_flight.pop_front().unwrap_or_default();
@@ -281,7 +307,9 @@ impl Sim {
         for _ in 0..=2 * self.requests.len() {
             match self.scheduler.poll_action(self.now) {
                 None => return,
-                Some(Action::Reject { request, reason }) => self.answer(request, Outcome::Rejected(reason)),
+                Some(Action::Reject { request, reason }) => {
+                    self.answer(request, Outcome::Rejected(reason))
+                }
                 Some(Action::Execute { instance, requests, .. }) => self.send(instance, requests),
                 Some(other) => unreachable!("{other:?} without a rate limiter"),
             }
@@ -304,7 +332,9 @@ impl Sim {
     }
 
     fn answer(&mut self, request: RequestId, outcome: Outcome) {
-        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never arrived") };
+        let Some(known) = self.requests.get_mut(&request) else {
+            unreachable!("{request:?} never arrived")
+        };
         assert!(!known.finished, "{request:?} is answered once");
         known.finished = true;
         let out_of_order = matches!(outcome, Outcome::Rejected(_));
@@ -325,7 +355,9 @@ impl Sim {
     }
 
     fn leave(&mut self, request: RequestId, outcome: Outcome) {
-        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never arrived") };
+        let Some(known) = self.requests.get_mut(&request) else {
+            unreachable!("{request:?} never arrived")
+        };
         assert!(!known.answered, "the answer to {request:?} is sent once");
         known.answered = true;
         self.log.push(Record::Answered { at: self.now, request, outcome });

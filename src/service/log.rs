@@ -2,7 +2,8 @@
 
 use crate::error::{Cause, InferError};
 
-/// The target of log lines about single requests. They are logged independently of the other settings.
+/// The target of log lines about single requests. They are logged independently of the other
+/// settings.
 pub const REQUEST_LOG_TARGET: &str = "access";
 
 named_enum! {
@@ -76,9 +77,12 @@ pub fn log_format(name: &str) -> Result<LogFormat, InferError> {
 /// Returns the error for a log setting that clients cannot change: the file, or an unknown one.
 pub fn unchangeable_log_setting(name: &str) -> InferError {
     match name {
-        "log_file" => InferError::unsupported("log file location can not be updated through network protocol"),
+        "log_file" => {
+            InferError::unsupported("log file location can not be updated through network protocol")
+        }
         _ => InferError::invalid(format!(
-            "unknown log setting '{name}'; allowed: log_info, log_warning, log_error, log_verbose_level, log_format"
+            "unknown log setting '{name}'; allowed: log_info, log_warning, log_error, \
+             log_verbose_level, log_format"
         )),
     }
 }

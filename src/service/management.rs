@@ -25,7 +25,8 @@ pub struct WorkerStatus {
     pub gpu: Option<u32>,
 }
 
-/// The state of a worker, and the time since which it has been lost: the first of several consecutive losses.
+/// The state of a worker, and the time since which it has been lost: the first of several
+/// consecutive losses.
 pub type WorkerHealth = (Option<InstanceState>, Option<Instant>);
 
 /// The last measurement of a GPU.
@@ -42,7 +43,8 @@ pub struct GpuUsage {
 /// A server, as an edge that manages models holds it.
 pub type SharedManagement = Arc<dyn Management>;
 
-/// The operations of management, in addition to the operations of [`Service`]. Names of models are the repository's.
+/// The operations of management, in addition to the operations of [`Service`]. Names of models are
+/// the repository's.
 pub trait Management: Service {
     /// Returns the same server for clients that use the names of this policy.
     #[must_use]
@@ -66,10 +68,11 @@ pub trait Management: Service {
     /// Ends the sequence with this id of a model after the requests that it already has.
     fn end_sequence(&self, model: &str, id: &CorrelationId);
 
-    /// Counts a request to `model` and `version`, as the client names them, that no worker of the model `serving` can take now.
+    /// Counts a request to `model` and `version`, as the client names them, that no worker of the
+    /// model `serving` can take now.
     fn record_refused(&self, model: &str, version: &str, serving: &str);
 
-    /// Returns the metrics, after the gauges that are computed on demand are updated. Reads the state of all models, so it should not
-    /// run on an event loop.
+    /// Returns the metrics, after the gauges that are computed on demand are updated. Reads the
+    /// state of all models, so it should not run on an event loop.
     fn current_metrics(&self) -> Arc<Cache>;
 }

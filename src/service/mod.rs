@@ -1,8 +1,9 @@
-//! The operations of an inference server, independent of protocols: the interface between the edges, which implement a protocol,
-//! and the engine, which serves requests.
+//! The operations of an inference server, independent of protocols: the interface between the
+//! edges, which implement a protocol, and the engine, which serves requests.
 //!
-//! An edge holds a [`SharedService`], so that its code is compiled in its own package, and not where it meets the engine.
-//! [`Management`] adds the operations of an edge that manages models and workers.
+//! An edge holds a [`SharedService`], so that its code is compiled in its own package, and not
+//! where it meets the engine. [`Management`] adds the operations of an edge that manages models and
+//! workers.
 
 mod log;
 mod management;
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-pub use self::log::{LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, log_format, unchangeable_log_setting};
+pub use self::log::{
+    LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, log_format, unchangeable_log_setting,
+};
 pub use self::management::{GpuUsage, Management, SharedManagement, WorkerHealth, WorkerStatus};
 pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};
@@ -60,7 +63,9 @@ impl Endpoint {
             Self::HttpInfer => "HTTP end point",
             Self::GrpcInfer => "ModelInfer RPC",
         };
-        InferError::unsupported(format!("{endpoint} doesn't support models with decoupled transaction policy"))
+        InferError::unsupported(format!(
+            "{endpoint} doesn't support models with decoupled transaction policy"
+        ))
     }
 }
 
@@ -78,15 +83,15 @@ pub trait Service: Send + Sync + 'static {
     /// Returns whether the server runs and is not exiting.
     fn live(&self) -> bool;
 
-    /// Returns whether the server can answer requests: all models are loaded and their workers run, unless readiness is not
-    /// strict.
+    /// Returns whether the server can answer requests: all models are loaded and their workers run,
+    /// unless readiness is not strict.
     fn ready(&self) -> bool;
 
     /// Returns whether the server is exiting.
     fn exiting(&self) -> bool;
 
-    /// Returns whether the exit has begun, so that no health check may report the server as healthy. It may still answer requests
-    /// for a while.
+    /// Returns whether the exit has begun, so that no health check may report the server as
+    /// healthy. It may still answer requests for a while.
     fn leaving(&self) -> bool;
 
     /// Returns the name that clients see.
@@ -101,7 +106,8 @@ pub trait Service: Send + Sync + 'static {
     /// The server itself cannot answer now, or the version is malformed.
     async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError>;
 
-    /// Returns why a loaded version of a model cannot answer now, if the reason is more than that its worker does not run.
+    /// Returns why a loaded version of a model cannot answer now, if the reason is more than that
+    /// its worker does not run.
     fn why_not_ready(&self, model: &str, version: &str) -> Option<String>;
 
     /// Returns the inputs and outputs of a model.
@@ -122,27 +128,34 @@ pub trait Service: Send + Sync + 'static {
     /// The model or version is unknown or not ready.
     fn model_config_proto(&self, model: &str, version: &str) -> Result<Vec<u8>, InferError>;
 
-    /// Checks, executes and records a request. Dropping the future cancels the request. The request is boxed, because each of the
-    /// nested futures of its execution would copy it.
+    /// Checks, executes and records a request. Dropping the future cancels the request. The request
+    /// is boxed, because each of the nested futures of its execution would copy it.
     ///
     /// # Errors
-    /// The request is invalid, refused, cancelled or failed. An error from the queue on is recorded for the model; any error counts as
-    /// an answer only when the caller records it with [`Service::record_answered`].
-    async fn infer(&self, request: Box<InferRequest>, endpoint: Endpoint) -> Result<InferResponse, InferError>;
+    /// The request is invalid, refused, cancelled or failed. An error from the queue on is recorded
+    /// for the model; any error counts as an answer only when the caller records it with
+    /// [`Service::record_answered`].
+    async fn infer(
+        &self,
+        request: Box<InferRequest>,
+        endpoint: Endpoint,
+    ) -> Result<InferResponse, InferError>;
 
-    /// Loads the model of a request if it is loaded on demand and not loaded. Call before [`Service::stream`], and before a request
-    /// is decoded by the metadata of its model. `timeout_us` is the request's timeout in microseconds, 0 for none.
+    /// Loads the model of a request if it is loaded on demand and not loaded. Call before
+    /// [`Service::stream`], and before a request is decoded by the metadata of its model.
+    /// `timeout_us` is the request's timeout in microseconds, 0 for none.
     ///
     /// # Errors
-    /// The model cannot be loaded, or not in time, or too many requests wait already. An unknown model is not an error.
+    /// The model cannot be loaded, or not in time, or too many requests wait already. An unknown
+    /// model is not an error.
     async fn demand(&self, model: &str, version: &str, timeout_us: u64) -> Result<(), InferError> {
         let _ = (model, version, timeout_us);
         Ok(())
     }
 
-    /// Does the same as [`Service::infer`] for models of both kinds: a decoupled model may send any number of responses. A
-    /// request to a decoupled model is queued before this returns, in the order of the calls; a request to another model is
-    /// queued when the first response is polled.
+    /// Does the same as [`Service::infer`] for models of both kinds: a decoupled model may send any
+    /// number of responses. A request to a decoupled model is queued before this returns, in the
+    /// order of the calls; a request to another model is queued when the first response is polled.
     ///
     /// # Errors
     /// The same as for [`Service::infer`]. Errors of the execution are among the responses.
@@ -151,14 +164,16 @@ pub trait Service: Send + Sync + 'static {
     /// Counts a stream of requests or responses as open until the guard is dropped.
     fn stream_open(&self, protocol: Protocol) -> OpenStream;
 
-    /// Records an answer with its status code (HTTP) or code (gRPC). Called once for each answer, refusals and malformed
-    /// requests included.
+    /// Records an answer with its status code (HTTP) or code (gRPC). Called once for each answer,
+    /// refusals and malformed requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
 
-    /// Returns the latest load report with the metrics of a model; the server's report if the model is unknown or empty.
+    /// Returns the latest load report with the metrics of a model; the server's report if the model
+    /// is unknown or empty.
     fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport>;
 
-    /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).
+    /// Returns the statistics of a version of a model (empty version: every ready version), or of
+    /// all models (both empty).
     ///
     /// # Errors
     /// The model or version is not available.
@@ -167,22 +182,27 @@ pub trait Service: Send + Sync + 'static {
     /// Encodes the metrics of these names. Takes milliseconds for thousands of series.
     fn scrape(&self, encoding: Encoding, names: &Names) -> Vec<u8>;
 
-    /// Returns every known model and version with its state, and every model that is only in a repository.
+    /// Returns every known model and version with its state, and every model that is only in a
+    /// repository.
     ///
     /// # Errors
     /// The repositories cannot be read.
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError>;
 
-    /// Loads a model, or reloads it if it has changed. `parameters` override the configuration and files of the repository,
-    /// by name.
+    /// Loads a model, or reloads it if it has changed. `parameters` override the configuration and
+    /// files of the repository, by name.
     ///
     /// # Errors
-    /// With Triton's codes and texts: models are not loaded by request, the name or a parameter is invalid, or the load
-    /// failed. After a failure the previous version continues to serve.
-    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError>;
+    /// With Triton's codes and texts: models are not loaded by request, the name or a parameter is
+    /// invalid, or the load failed. After a failure the previous version continues to serve.
+    async fn load_model(
+        &self,
+        model: &str,
+        parameters: Vec<(String, Bytes)>,
+    ) -> Result<(), InferError>;
 
-    /// Unloads a model, and with `dependents` the models that only it needs. Accepted requests are completed. A model that is
-    /// not loaded is not an error.
+    /// Unloads a model, and with `dependents` the models that only it needs. Accepted requests are
+    /// completed. A model that is not loaded is not an error.
     ///
     /// # Errors
     /// Models are not unloaded by request.
@@ -191,13 +211,15 @@ pub trait Service: Send + Sync + 'static {
     /// Returns whether directories can be registered as models.
     fn registers_directories(&self) -> bool;
 
-    /// Checks that a request may load a model from a place outside of the repositories: `from` is a directory or a URL.
+    /// Checks that a request may load a model from a place outside of the repositories: `from` is a
+    /// directory or a URL.
     ///
     /// # Errors
     /// The operator does not permit it.
     fn check_registration(&self, model: &str, from: &str) -> Result<(), InferError>;
 
-    /// Registers directories as models by name, all or none of them. They are loaded by [`Service::load_model`].
+    /// Registers directories as models by name, all or none of them. They are loaded by
+    /// [`Service::load_model`].
     ///
     /// # Errors
     /// The first name that is in use.
@@ -209,15 +231,22 @@ pub trait Service: Send + Sync + 'static {
     /// Registers `byte_size` bytes from `offset` of the POSIX shared memory object `key`.
     ///
     /// # Errors
-    /// With Triton's texts: the key does not name an object that clients may use, the object does not contain the range, the
-    /// region's name is in use, or shared memory of clients is disabled.
-    fn register_system_memory(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError>;
+    /// With Triton's texts: the key does not name an object that clients may use, the object does
+    /// not contain the range, the region's name is in use, or shared memory of clients is disabled.
+    fn register_system_memory(
+        &self,
+        region: &str,
+        key: &str,
+        offset: u64,
+        byte_size: u64,
+    ) -> Result<(), InferError>;
 
-    /// Registers `byte_size` bytes of CUDA memory of `device` by the IPC handle of the process that allocated it.
+    /// Registers `byte_size` bytes of CUDA memory of `device` by the IPC handle of the process that
+    /// allocated it.
     ///
     /// # Errors
-    /// With Triton's texts: there is no GPU, the handle cannot be opened, its memory is smaller, the region's name is in use,
-    /// or shared memory of clients is disabled.
+    /// With Triton's texts: there is no GPU, the handle cannot be opened, its memory is smaller,
+    /// the region's name is in use, or shared memory of clients is disabled.
     async fn register_cuda_memory(
         &self,
         region: &str,
@@ -226,8 +255,8 @@ pub trait Service: Send + Sync + 'static {
         byte_size: u64,
     ) -> Result<(), InferError>;
 
-    /// Unregisters the region of a kind and name, or all regions of the kind. Requests that use a region keep it until they
-    /// end.
+    /// Unregisters the region of a kind and name, or all regions of the kind. Requests that use a
+    /// region keep it until they end.
     ///
     /// # Errors
     /// Shared memory of clients is disabled.
@@ -239,11 +268,13 @@ pub trait Service: Send + Sync + 'static {
     /// There is no such region, or it is of the other kind.
     fn memory_status(&self, kind: Kind, region: Option<&str>) -> Result<Vec<Status>, InferError>;
 
-    /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
+    /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or
+    /// metadata) of the request by name.
     fn trace(&self, model: &str, header: &dyn Fn(&str) -> Option<String>) -> Option<Traced>;
 
-    /// Returns the tenant of a request, which is charged for it. `given` returns what the request has of the source: the value of
-    /// the header, its bearer token, or the name in the certificate of its connection.
+    /// Returns the tenant of a request, which is charged for it. `given` returns what the request
+    /// has of the source: the value of the header, its bearer token, or the name in the certificate
+    /// of its connection.
     fn tenant<'r>(&self, given: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId;
 
     /// Returns the trace settings of a model, or (empty) of the server.
@@ -252,11 +283,17 @@ pub trait Service: Send + Sync + 'static {
     /// The model is unknown or not ready.
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError>;
 
-    /// Changes the trace settings of a model, or (empty) of the server. Returns the resulting settings.
+    /// Changes the trace settings of a model, or (empty) of the server. Returns the resulting
+    /// settings.
     ///
     /// # Errors
-    /// The model is unknown or not ready, or requests would be traced without a destination; then nothing has changed.
-    fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError>;
+    /// The model is unknown or not ready, or requests would be traced without a destination; then
+    /// nothing has changed.
+    fn update_trace_settings(
+        &self,
+        model: &str,
+        update: &Update,
+    ) -> Result<TraceSettings, InferError>;
 
     /// Returns the log settings.
     fn log_settings(&self) -> LogSettings;

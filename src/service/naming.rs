@@ -13,7 +13,8 @@ pub struct Resolved {
 
 /// Translates between model names of clients and of the repository.
 pub trait Naming: Send + Sync {
-    /// Returns the model to which a name and a version (empty: none) refer; `None` if clients use the repository's names.
+    /// Returns the model to which a name and a version (empty: none) refer; `None` if clients use
+    /// the repository's names.
     ///
     /// # Errors
     /// The version is unknown.

@@ -17,13 +17,14 @@ pub struct Streamed {
     pub empty: bool,
 }
 
-/// The responses to one request, in their order. Dropping them before the last one cancels the request.
+/// The responses to one request, in their order. Dropping them before the last one cancels the
+/// request.
 pub trait Responses: Send + Unpin + 'static {
     /// Returns whether the model is decoupled, so that there may be any number of responses.
     fn is_decoupled(&self) -> bool;
 
-    /// Polls for the next response; `None` after the last. Polling acknowledges the previous response, so that the model waits
-    /// for slow readers.
+    /// Polls for the next response; `None` after the last. Polling acknowledges the previous
+    /// response, so that the model waits for slow readers.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
 }
 

@@ -1,6 +1,7 @@
-//! Renders traces as Chrome's trace events (the format of chrome://tracing, which Perfetto opens). Each model is a
-//! process and each of its instances a thread, with more threads for concurrent requests. Requests are slices that
-//! contain slices for the queue and the stages of computation; arrows lead from ensembles to their steps.
+//! Renders traces as Chrome's trace events (the format of chrome://tracing, which Perfetto opens).
+//! Each model is a process and each of its instances a thread, with more threads for concurrent
+//! requests. Requests are slices that contain slices for the queue and the stages of computation;
+//! arrows lead from ensembles to their steps.
 //!
 //! Source: "Trace Event Format", a document of the Chromium project.
 
@@ -16,7 +17,8 @@ const CLIENTS: usize = 1;
 /// The row of requests executed by an unknown instance.
 const EXECUTED: &str = "executed";
 
-/// The number of thread ids reserved for each row. More concurrent requests would use the ids of the next row.
+/// The number of thread ids reserved for each row. More concurrent requests would use the ids of
+/// the next row.
 const ROWS: usize = 100_000;
 
 /// The slices within a request: name, first and last activity.
@@ -38,11 +40,17 @@ const TRANSFERS: [(&str, Activity, Activity); 4] = [
 
 /// Renders the file.
 pub fn render<'a>(traces: impl Iterator<Item = &'a Trace>) -> String {
-    let mut traces: Vec<&Trace> = traces.filter(|trace| !trace.model.is_empty() && bounds(trace).is_some()).collect();
+    let mut traces: Vec<&Trace> =
+        traces.filter(|trace| !trace.model.is_empty() && bounds(trace).is_some()).collect();
     traces.sort_by_key(|trace| bounds(trace));
     // Times are relative to the first stamp, because Perfetto stores microseconds as doubles.
-    let zero = traces.iter().filter_map(|trace| trace.stamps.iter().map(|(_, ns)| *ns).min()).min().unwrap_or(0);
-    let mut events = Events { out: String::new(), zero, rows: BTreeMap::new(), processes: BTreeMap::new() };
+    let zero = traces
+        .iter()
+        .filter_map(|trace| trace.stamps.iter().map(|(_, ns)| *ns).min())
+        .min()
+        .unwrap_or(0);
+    let mut events =
+        Events { out: String::new(), zero, rows: BTreeMap::new(), processes: BTreeMap::new() };
     let mut places = BTreeMap::new();
     for trace in &traces {
         places.insert(trace.id, events.trace(trace));
@@ -52,7 +60,10 @@ pub fn render<'a>(traces: impl Iterator<Item = &'a Trace>) -> String {
             events.arrow(trace, *from, *to);
         }
     }
-    format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", events.out.trim_end_matches([',', '\n']))
+    format!(
+        "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n",
+        events.out.trim_end_matches([',', '\n'])
+    )
 }
 
 /// Returns the start and the end of a request; without an end, the last stamp counts.
@@ -136,7 +147,8 @@ impl Events {
         let row = (process, name);
         let taken = self.rows.get(&row).map_or(&[][..], Vec::as_slice);
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
-        // A row's position in its process depends on its name: the instance's number, if it has one.
+        // A row's position in its process depends on its name: the instance's number, if it has
+        // one.
         let first = row.1.strip_prefix("instance ").and_then(|number| number.parse::<usize>().ok());
         let unnumbered = usize::from(row.1 == EXECUTED);
         let place = first.map_or(unnumbered, |number| number.saturating_add(2));
@@ -157,7 +169,8 @@ impl Events {
         let name = quoted(name);
         let _ = writeln!(
             self.out,
-            "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":{process},\"tid\":{thread},\"args\":{{\"name\":{name}}}}},"
+            "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":{process},\"tid\":{thread},\"args\":{{\"\
+             name\":{name}}}}},"
         );
     }
 
@@ -168,20 +181,22 @@ impl Events {
         let dur = us(to.saturating_sub(from));
         let _ = writeln!(
             self.out,
-            "{{\"ph\":\"X\",\"name\":{name},\"pid\":{process},\"tid\":{thread},\"ts\":{ts},\"dur\":{dur},\
-             \"args\":{{{about}}}}},"
+            "{{\"ph\":\"X\",\"name\":{name},\"pid\":{process},\"tid\":{thread},\"ts\":{ts},\"dur\"\
+             :{dur},\"args\":{{{about}}}}},"
         );
     }
 
     /// Adds an arrow from an ensemble's slice to the start of a step's slice.
     fn arrow(&mut self, step: &Trace, from: Track, to: Track) {
         let at = self.us(bounds(step).unwrap_or_default().0);
-        for (phase, Track { process, thread }, more) in [("s", from, ""), ("f", to, ",\"bp\":\"e\"")] {
+        for (phase, Track { process, thread }, more) in
+            [("s", from, ""), ("f", to, ",\"bp\":\"e\"")]
+        {
             let id = step.id;
             let _ = writeln!(
                 self.out,
-                "{{\"ph\":\"{phase}\",\"name\":\"step\",\"cat\":\"step\",\"id\":{id},\"pid\":{process},\"tid\":{thread},\
-                 \"ts\":{at}{more}}},"
+                "{{\"ph\":\"{phase}\",\"name\":\"step\",\"cat\":\"step\",\"id\":{id},\"pid\":\
+                 {process},\"tid\":{thread},\"ts\":{at}{more}}},"
             );
         }
     }
@@ -210,7 +225,10 @@ mod tests {
 
     #[test]
     fn requests_have_rows_steps_have_arrows_and_slices_nest() {
-        use Activity::{ComputeEnd, ComputeStart, HttpRecvEnd, HttpRecvStart, QueueStart, RequestEnd, RequestStart};
+        use Activity::{
+            ComputeEnd, ComputeStart, HttpRecvEnd, HttpRecvStart, QueueStart, RequestEnd,
+            RequestStart,
+        };
         let trace = |id, parent, model: &str, instance, stamps: &[(Activity, u64)]| Trace {
             id,
             parent,
@@ -221,31 +239,44 @@ mod tests {
             ..Trace::default()
         };
         let step = |id, start: u64| {
-            let stamps = [(RequestStart, start), (QueueStart, start + 1), (ComputeStart, start + 10)];
+            let stamps =
+                [(RequestStart, start), (QueueStart, start + 1), (ComputeStart, start + 10)];
             let end = [(ComputeEnd, start + 80), (RequestEnd, start + 100)];
             trace(id, 1, "m", Some(3), &[&stamps[..], &end].concat())
         };
-        let root = [(HttpRecvStart, 1000), (HttpRecvEnd, 1010), (RequestStart, 1020), (RequestEnd, 2000)];
-        let traces = [trace(1, 0, "pipe", None, &root), step(2, 1030), step(3, 1050), step(4, 1200)];
+        let root =
+            [(HttpRecvStart, 1000), (HttpRecvEnd, 1010), (RequestStart, 1020), (RequestEnd, 2000)];
+        let traces =
+            [trace(1, 0, "pipe", None, &root), step(2, 1030), step(3, 1050), step(4, 1200)];
         let file: Value = serde_json::from_str(&render(traces.iter())).unwrap();
         let events = file["traceEvents"].as_array().unwrap();
-        let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+        let of =
+            |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
         assert_eq!((of("s").len(), of("f").len()), (3, 3));
-        let rows: Vec<_> = of("X").iter().filter(|e| e["name"] == "m").map(|e| e["tid"].as_u64().unwrap()).collect();
+        let rows: Vec<_> = of("X")
+            .iter()
+            .filter(|e| e["name"] == "m")
+            .map(|e| e["tid"].as_u64().unwrap())
+            .collect();
         // The first two overlap; the third starts when the first row is free again.
         assert_eq!((rows[0] == rows[2], rows[0] == rows[1]), (true, false));
         let slice = |name: &str| of("X").into_iter().find(|event| event["name"] == name).unwrap();
-        assert_eq!((slice("queue")["ts"].as_f64(), slice("queue")["dur"].as_f64()), (Some(0.031), Some(0.009)));
+        assert_eq!(
+            (slice("queue")["ts"].as_f64(), slice("queue")["dur"].as_f64()),
+            (Some(0.031), Some(0.009))
+        );
         assert_eq!(slice("receive")["ts"].as_f64(), Some(0.0));
         assert_eq!(slice("receive")["pid"].as_u64(), Some(1));
         assert!(serde_json::from_str::<Value>(&render(std::iter::empty())).is_ok());
         // Without instances, executed requests and others have separate rows.
         let found = trace(1, 0, "m", None, &[(RequestStart, 0), (RequestEnd, 9)]);
-        let executed = trace(2, 0, "m", None, &[(RequestStart, 20), (ComputeStart, 21), (RequestEnd, 29)]);
+        let executed =
+            trace(2, 0, "m", None, &[(RequestStart, 20), (ComputeStart, 21), (RequestEnd, 29)]);
         let file: Value = serde_json::from_str(&render([found, executed].iter())).unwrap();
         let events = file["traceEvents"].as_array().unwrap().iter();
         let rows = events.filter(|event| event["name"] == "thread_name");
-        let rows: Vec<_> = rows.map(|row| (row["tid"].as_u64(), row["args"]["name"].as_str())).collect();
+        let rows: Vec<_> =
+            rows.map(|row| (row["tid"].as_u64(), row["args"]["name"].as_str())).collect();
         assert_eq!(rows, [(Some(1), Some("not executed")), (Some(100_001), Some("executed"))]);
     }
 }

@@ -1,8 +1,10 @@
-//! The format of trace files: a JSON array of records, the same as Triton's (spec 2.7), so that existing tools can read them.
+//! The format of trace files: a JSON array of records, the same as Triton's (spec 2.7), so that
+//! existing tools can read them.
 //!
-//! A record describes a part of a trace, or contains one stamp of it, or a tensor. After each added trace the file is a
-//! complete array: [`OPEN`], the traces separated by [`BETWEEN`], and [`CLOSE`], which the next trace overwrites. The
-//! writer should write a trace and the new end together; [`super::read`] also reads truncated files.
+//! A record describes a part of a trace, or contains one stamp of it, or a tensor. After each added
+//! trace the file is a complete array: [`OPEN`], the traces separated by [`BETWEEN`], and
+//! [`CLOSE`], which the next trace overwrites. The writer should write a trace and the new end
+//! together; [`super::read`] also reads truncated files.
 
 use std::fmt::Write;
 
@@ -15,7 +17,8 @@ pub const BETWEEN: &str = ",\n";
 /// The end of a file.
 pub const CLOSE: &str = "]\n";
 
-/// Appends the records of a trace: first of the request, then of each step. Returns `false` if the trace has none.
+/// Appends the records of a trace: first of the request, then of each step. Returns `false` if the
+/// trace has none.
 pub fn append(trace: &Finished, out: &mut String) -> bool {
     let start = out.len();
     for part in &trace.parts {
@@ -55,7 +58,10 @@ fn append_part(part: &Part, out: &mut String) {
     for (activity, at) in &part.stamps {
         let name = activity.name();
         let ns = at.0;
-        let _ = write!(out, "{{\"id\":{id},\"timestamps\":[{{\"name\":\"{name}\",\"ns\":{ns}}}]}}{BETWEEN}");
+        let _ = write!(
+            out,
+            "{{\"id\":{id},\"timestamps\":[{{\"name\":\"{name}\",\"ns\":{ns}}}]}}{BETWEEN}"
+        );
     }
     for seen in &part.tensors {
         let activity = seen.activity.name();
@@ -65,8 +71,8 @@ fn append_part(part: &Part, out: &mut String) {
         let shape = text::shape(&seen.tensor);
         let _ = write!(
             out,
-            "{{\"id\":{id},\"activity\":\"{activity}\",\"tensor\":{{\"name\":{name},\"data\":{data},\
-             \"shape\":\"{shape}\",\"dtype\":\"{dtype}\"}}}}{BETWEEN}"
+            "{{\"id\":{id},\"activity\":\"{activity}\",\"tensor\":{{\"name\":{name},\"data\":\
+             {data},\"shape\":\"{shape}\",\"dtype\":\"{dtype}\"}}}}{BETWEEN}"
         );
     }
 }
@@ -87,7 +93,11 @@ mod tests {
 
     #[test]
     fn records_have_tritons_form() {
-        let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: b"\x01\0\0\0a".to_vec().into() };
+        let tensor = Tensor {
+            datatype: DataType::Bytes,
+            shape: vec![1, 1],
+            data: b"\x01\0\0\0a".to_vec().into(),
+        };
         let seen = TracedTensor { activity: TensorActivity::QueueInput, name: "IN".into(), tensor };
         let root = Part {
             id: 3,
@@ -105,7 +115,8 @@ mod tests {
             failure: Some("no".into()),
             ..Part::default()
         };
-        let sample = Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
+        let sample =
+            Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
         let trace = Finished { sample, context: None, parts: vec![root, step], ended: Instant(9) };
         let mut text = OPEN.to_owned();
         assert!(append(&trace, &mut text));

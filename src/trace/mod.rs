@@ -1,5 +1,5 @@
-//! The decisions of the trace extension: which requests are sampled, the format of trace files and spans, and the
-//! analysis of trace files.
+//! The decisions of the trace extension: which requests are sampled, the format of trace files and
+//! spans, and the analysis of trace files.
 //!
 //! This module does no I/O: `frontend/telemetry/src/trace` writes and sends.
 

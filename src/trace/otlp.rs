@@ -1,6 +1,7 @@
-//! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is the span of the whole
-//! request. It contains a span with the name of the model, which contains `compute`, and for each step of an ensemble a
-//! span within the span of the ensemble. Stamps are events of the spans.
+//! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is
+//! the span of the whole request. It contains a span with the name of the model, which contains
+//! `compute`, and for each step of an ensemble a span within the span of the ensemble. Stamps are
+//! events of the spans.
 //!
 //! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
@@ -40,9 +41,14 @@ fn has_computed(part: &Part) -> bool {
     part.stamps.iter().any(|(activity, _)| *activity == Activity::ComputeStart)
 }
 
-/// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between the wall clock
-/// (since 1970) and the clock of the stamps; `attributes` describe this server.
-pub fn request(traces: &[Finished], attributes: &[(String, String)], offset: u64, random: &mut impl Random) -> Bytes {
+/// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between
+/// the wall clock (since 1970) and the clock of the stamps; `attributes` describe this server.
+pub fn request(
+    traces: &[Finished],
+    attributes: &[(String, String)],
+    offset: u64,
+    random: &mut impl Random,
+) -> Bytes {
     let mut spans = Vec::new();
     for trace in traces {
         if let Some(context) = &trace.context {
@@ -70,7 +76,10 @@ impl Trace<'_> {
         let mut known: Vec<(u64, SpanId)> = Vec::new();
         for part in parts {
             let own = span_id(random);
-            let parent = known.iter().find(|(id, _)| *id == part.parent).map_or(self.context.span, |(_, span)| *span);
+            let parent = known
+                .iter()
+                .find(|(id, _)| *id == part.parent)
+                .map_or(self.context.span, |(_, span)| *span);
             known.push((part.id, own));
             if part.model.is_some() {
                 self.model(part, own, parent);
@@ -97,7 +106,8 @@ impl Trace<'_> {
 
     fn model(&mut self, part: &Part, own: SpanId, parent: SpanId) {
         let Some(model) = &part.model else { return };
-        let (start, end) = bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
+        let (start, end) =
+            bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
         let mut span = self.span(model.name.bare(), own, Some(parent), start, end);
         span.attributes = vec![
             text("triton.model_name", model.name.bare()),
@@ -114,13 +124,21 @@ impl Trace<'_> {
     }
 
     fn compute(&mut self, part: &Part, own: SpanId, parent: SpanId) {
-        let (start, end) = bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
+        let (start, end) =
+            bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
         let mut span = self.span("compute", own, Some(parent), start, end);
         span.events = self.events(part, is_compute);
         self.spans.push(span);
     }
 
-    fn span(&self, name: &str, own: SpanId, parent: Option<SpanId>, start: Instant, end: Instant) -> Span {
+    fn span(
+        &self,
+        name: &str,
+        own: SpanId,
+        parent: Option<SpanId>,
+        start: Instant,
+        end: Instant,
+    ) -> Span {
         Span {
             trace_id: self.context.trace.to_bytes().to_vec(),
             span_id: own.to_bytes().to_vec(),
@@ -155,15 +173,21 @@ fn is_model(activity: Activity) -> bool {
 }
 
 fn is_compute(activity: Activity) -> bool {
-    let compute =
-        [Activity::ComputeStart, Activity::ComputeInputEnd, Activity::ComputeOutputStart, Activity::ComputeEnd];
+    let compute = [
+        Activity::ComputeStart,
+        Activity::ComputeInputEnd,
+        Activity::ComputeOutputStart,
+        Activity::ComputeEnd,
+    ];
     compute.contains(&activity)
 }
 
-/// Returns the start and the end of a part's span: the first and the last stamp of these activities. A part without an
-/// end was abandoned and ends with the trace.
+/// Returns the start and the end of a part's span: the first and the last stamp of these
+/// activities. A part without an end was abandoned and ends with the trace.
 fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
-    let all = |wanted: Activity| part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at);
+    let all = |wanted: Activity| {
+        part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at)
+    };
     (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
 }
 
@@ -183,10 +207,19 @@ mod tests {
 
     #[test]
     fn spans_are_nested_as_in_triton() {
-        use Activity::{ComputeEnd, ComputeStart, HttpRecvStart, HttpSendEnd, QueueStart, RequestEnd, RequestStart};
-        let caller = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        use Activity::{
+            ComputeEnd, ComputeStart, HttpRecvStart, HttpSendEnd, QueueStart, RequestEnd,
+            RequestStart,
+        };
+        let caller =
+            Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         let own = SpanId::new(7).unwrap();
-        let context = Context { trace: caller.trace, span: own, parent: Some(caller.span), state: "a=b".to_owned() };
+        let context = Context {
+            trace: caller.trace,
+            span: own,
+            parent: Some(caller.span),
+            state: "a=b".to_owned(),
+        };
         let part = |id, parent, model: &str, all: &[(Activity, u64)]| Part {
             id,
             parent,
@@ -195,16 +228,24 @@ mod tests {
             stamps: all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect(),
             ..Part::default()
         };
-        let mut root = [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();
+        let mut root =
+            [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();
         root.push((HttpSendEnd, 30));
         let mut step = part(
             5,
             4,
             "m",
-            &[(RequestStart, 4), (QueueStart, 5), (ComputeStart, 6), (ComputeEnd, 9), (RequestEnd, 10)],
+            &[
+                (RequestStart, 4),
+                (QueueStart, 5),
+                (ComputeStart, 6),
+                (ComputeEnd, 9),
+                (RequestEnd, 10),
+            ],
         );
         step.failure = Some("no".to_owned());
-        let sample = Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
+        let sample =
+            Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
         let trace = Finished {
             sample,
             context: Some(context),
@@ -225,10 +266,15 @@ mod tests {
         assert_eq!(root.parent_span_id, caller.span.to_bytes());
         assert_eq!((&pipe.parent_span_id, &step.parent_span_id), (&root.span_id, &pipe.span_id));
         assert_eq!(compute.parent_span_id, step.span_id);
-        assert!(spans.iter().all(|span| span.trace_id == caller.trace.to_bytes() && span.trace_state == "a=b"));
+        assert!(
+            spans
+                .iter()
+                .all(|span| span.trace_id == caller.trace.to_bytes() && span.trace_state == "a=b")
+        );
         assert_eq!((root.start_time_unix_nano, root.end_time_unix_nano), (1001, 1031));
         assert_eq!((step.start_time_unix_nano, step.end_time_unix_nano), (1004, 1010));
-        let names = |span: &Span| span.events.iter().map(|event| event.name.clone()).collect::<Vec<_>>();
+        let names =
+            |span: &Span| span.events.iter().map(|event| event.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(root), ["HTTP_RECV_START", "HTTP_SEND_END"]);
         assert_eq!(names(pipe), ["REQUEST_START", "QUEUE_START", "REQUEST_END"]);
         assert_eq!(names(compute), ["COMPUTE_START", "COMPUTE_END"]);

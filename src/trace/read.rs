@@ -1,8 +1,8 @@
 //! Reads trace files of this server and of Triton, including truncated ones.
 //!
-//! From a file that ends within a record, all complete records are read, and the result says that it was truncated. A
-//! record that is invalid JSON is skipped (Triton does not escape names and ids chosen by clients). The next record is
-//! found by the text with which records start.
+//! From a file that ends within a record, all complete records are read, and the result says that
+//! it was truncated. A record that is invalid JSON is skipped (Triton does not escape names and ids
+//! chosen by clients). The next record is found by the text with which records start.
 
 use std::collections::BTreeMap;
 
@@ -51,11 +51,13 @@ impl Trace {
         self.stamps.iter().rev().find(|(known, _)| *known == activity).map(|(_, ns)| *ns)
     }
 
-    /// Returns all intervals from one activity to another. There may be several: a backend may reschedule a request, and a
-    /// decoupled model may send several responses. Omits intervals without an end or with an end before the start.
+    /// Returns all intervals from one activity to another. There may be several: a backend may
+    /// reschedule a request, and a decoupled model may send several responses. Omits intervals
+    /// without an end or with an end before the start.
     pub fn spans(&self, from: Activity, to: Activity) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let all =
-            move |wanted: Activity| self.stamps.iter().filter(move |(known, _)| *known == wanted).map(|(_, ns)| *ns);
+        let all = move |wanted: Activity| {
+            self.stamps.iter().filter(move |(known, _)| *known == wanted).map(|(_, ns)| *ns)
+        };
         all(from).zip(all(to)).filter(|(start, end)| start <= end)
     }
 
@@ -172,14 +174,19 @@ fn record(file: &[u8], at: usize) -> Step {
 }
 
 fn add(traces: &mut BTreeMap<u64, Trace>, record: Record) {
-    let trace = traces.entry(record.id).or_insert_with(|| Trace { id: record.id, ..Trace::default() });
+    let trace =
+        traces.entry(record.id).or_insert_with(|| Trace { id: record.id, ..Trace::default() });
     if let Some(model) = record.model_name {
-        (trace.model, trace.version, trace.parent) = (model, record.model_version, record.parent_id);
-        (trace.request_id, trace.instance, trace.error) = (record.request_id, record.instance, record.error);
+        (trace.model, trace.version, trace.parent) =
+            (model, record.model_version, record.parent_id);
+        (trace.request_id, trace.instance, trace.error) =
+            (record.request_id, record.instance, record.error);
     }
     trace.tensors += usize::from(record.tensor.is_some());
     let stamps = record.timestamps.into_iter();
-    trace.stamps.extend(stamps.filter_map(|stamp| Some((Activity::from_name(&stamp.name)?, stamp.ns))));
+    trace
+        .stamps
+        .extend(stamps.filter_map(|stamp| Some((Activity::from_name(&stamp.name)?, stamp.ns))));
 }
 
 fn skip_blanks(file: &[u8], at: usize) -> usize {
@@ -211,19 +218,26 @@ mod tests {
         let [pipe, step] = &traces[..] else { panic!("{traces:?}") };
         assert_eq!((pipe.model.as_str(), pipe.parent, pipe.request_id.as_str()), ("pipe", 0, "e"));
         assert_eq!(pipe.between(Activity::RequestStart, Activity::RequestEnd), Some(8));
-        assert_eq!((step.parent, step.instance, step.tensors, step.stamps.len()), (3, Some(7), 1, 2));
+        assert_eq!(
+            (step.parent, step.instance, step.tensors, step.stamps.len()),
+            (3, Some(7), 1, 2)
+        );
         assert_eq!(step.error.as_deref(), Some("no"));
     }
 
     #[test]
     fn complete_records_of_a_truncated_file_are_read() {
         let whole = read(FILE.as_bytes()).unwrap();
-        let stamps = |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
+        let stamps =
+            |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
         let mut last = 0;
         for end in 0..FILE.len() {
             let Ok(read) = read(&FILE.as_bytes()[..end]) else { panic!("cut at {end}") };
             assert!(read.truncated, "cut at {end} of {}", FILE.len());
-            assert!(stamps(&read) >= last && FILE[..end].matches("{\"id\"").count() >= read.traces.len());
+            assert!(
+                stamps(&read) >= last
+                    && FILE[..end].matches("{\"id\"").count() >= read.traces.len()
+            );
             last = stamps(&read);
         }
         assert_eq!(last, stamps(&whole));

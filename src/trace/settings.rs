@@ -1,8 +1,9 @@
 //! Trace settings of the server and of single models, and the sampling of requests.
 //!
-//! Settings that a model does not specify follow the server's, including later changes; settings that the server does not
-//! specify have the values from its start. A change creates new settings with a new counter; traces in progress keep the
-//! settings that sampled them. These are Triton's rules, except that a change is applied completely or not at all.
+//! Settings that a model does not specify follow the server's, including later changes; settings
+//! that the server does not specify have the values from its start. A change creates new settings
+//! with a new counter; traces in progress keep the settings that sampled them. These are Triton's
+//! rules, except that a change is applied completely or not at all.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -36,7 +37,8 @@ impl Mode {
 pub struct Values {
     /// The data to collect.
     pub levels: Levels,
-    /// One of this many requests is sampled. With 0, only requests whose caller is traced are sampled.
+    /// One of this many requests is sampled. With 0, only requests whose caller is traced are
+    /// sampled.
     pub rate: u32,
     /// The number of requests that may still be sampled; -1 for any number.
     pub count: i32,
@@ -145,9 +147,15 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Creates the settings at the start. Traces have a destination unless the trace file has an empty name.
+    /// Creates the settings at the start. Traces have a destination unless the trace file has an
+    /// empty name.
     pub fn new(mode: Mode, defaults: Values, has_destination: bool) -> Self {
-        let global = ActiveSettings { specified: Specified::default(), values: defaults, generation: 1, seen: 0 };
+        let global = ActiveSettings {
+            specified: Specified::default(),
+            values: defaults,
+            generation: 1,
+            seen: 0,
+        };
         Self { mode, has_destination, defaults, global, models: BTreeMap::new(), generations: 1 }
     }
 
@@ -156,7 +164,8 @@ impl Settings {
         self.mode
     }
 
-    /// Returns the effective values of a model, or the server's for an empty name and for models without settings.
+    /// Returns the effective values of a model, or the server's for an empty name and for models
+    /// without settings.
     pub fn of(&self, model: &str) -> Values {
         self.models.get(model).unwrap_or(&self.global).values
     }
@@ -181,7 +190,8 @@ impl Settings {
         (values.count == 0).then_some("trace count must be non-zero")
     }
 
-    /// Changes the settings of a model, or (empty name) the settings of the server and of the models that follow them.
+    /// Changes the settings of a model, or (empty name) the settings of the server and of the
+    /// models that follow them.
     ///
     /// # Errors
     /// INVALID_ARG if tracing would be on but could not sample anything; nothing is changed.
@@ -221,20 +231,27 @@ impl Settings {
         Ok(())
     }
 
-    fn live(&mut self, specified: Specified, values: Values, follower: &str) -> Result<ActiveSettings, InferError> {
+    fn live(
+        &mut self,
+        specified: Specified,
+        values: Values,
+        follower: &str,
+    ) -> Result<ActiveSettings, InferError> {
         if let Some(fault) = self.fault(&values).filter(|_| !values.levels.is_off()) {
             let whose = match follower {
                 "" => String::new(),
                 model => format!(" (of model '{model}', whose settings follow these)"),
             };
-            return Err(InferError::invalid(format!("Attempting to set invalid trace setting :{fault}{whose}")));
+            return Err(InferError::invalid(format!(
+                "Attempting to set invalid trace setting :{fault}{whose}"
+            )));
         }
         self.generations += 1;
         Ok(ActiveSettings { specified, values, generation: self.generations, seen: 0 })
     }
 
-    /// Counts a request for a model. Returns a sample if the request is to be traced. With a collector, a request of a
-    /// traced caller is always traced.
+    /// Counts a request for a model. Returns a sample if the request is to be traced. With a
+    /// collector, a request of a traced caller is always traced.
     pub fn sample(&mut self, model: &str, caller_is_traced: bool) -> Option<Sample> {
         let own = self.models.get(model).unwrap_or(&self.global);
         if self.fault(&own.values).is_some() {
@@ -255,7 +272,12 @@ impl Settings {
             // Spans consist of stamps. Collecting tensors would copy them without use.
             levels = Levels { timestamps: true, tensors: false };
         }
-        (due || forced).then_some(Sample { generation: live.generation, levels, log_frequency, limited })
+        (due || forced).then_some(Sample {
+            generation: live.generation,
+            levels,
+            log_frequency,
+            limited,
+        })
     }
 }
 
@@ -276,7 +298,10 @@ pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferE
             "TENSORS" => levels.tensors = true,
             _ => {
                 let name: String = name.chars().take(100).collect();
-                let text = format!("Unable to parse 'trace_level', got: {name}; allowed are OFF, TIMESTAMPS, TENSORS");
+                let text = format!(
+                    "Unable to parse 'trace_level', got: {name}; allowed are OFF, TIMESTAMPS, \
+                     TENSORS"
+                );
                 return Err(InferError::invalid(text));
             }
         }
@@ -289,7 +314,8 @@ pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferE
 
 /// Returns the names of levels as shown to clients.
 pub fn level_names(levels: Levels) -> Vec<&'static str> {
-    let names = [(levels.is_off(), "OFF"), (levels.timestamps, "TIMESTAMPS"), (levels.tensors, "TENSORS")];
+    let names =
+        [(levels.is_off(), "OFF"), (levels.timestamps, "TIMESTAMPS"), (levels.tensors, "TENSORS")];
     names.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
 }
 
@@ -311,9 +337,12 @@ pub fn unsigned(name: &str, text: &str) -> Result<u32, InferError> {
 pub fn count(text: &str) -> Result<i32, InferError> {
     let name = "trace_count";
     let digits = text.strip_prefix('-').unwrap_or(text);
-    let count: i32 = text.parse().map_err(|_| out_of_range(name, text, -1..=i32::MAX.into(), digits))?;
+    let count: i32 =
+        text.parse().map_err(|_| out_of_range(name, text, -1..=i32::MAX.into(), digits))?;
     if count < -1 {
-        return Err(InferError::invalid(format!("Unable to parse '{name}'. Expecting value >= -1, got: {count}")));
+        return Err(InferError::invalid(format!(
+            "Unable to parse '{name}'. Expecting value >= -1, got: {count}"
+        )));
     }
     Ok(count)
 }
@@ -394,12 +423,20 @@ mod tests {
         let mut settings = settings(7, -1);
         let rate = |rate| Update { rate, ..Update::default() };
         settings.update("one", &rate(Change::Set(3))).unwrap();
-        settings.update("", &Update { count: Change::Set(9), rate: Change::Set(11), ..Update::default() }).unwrap();
-        let shown = |settings: &Settings, model: &str| (settings.of(model).rate, settings.of(model).count);
+        settings
+            .update(
+                "",
+                &Update { count: Change::Set(9), rate: Change::Set(11), ..Update::default() },
+            )
+            .unwrap();
+        let shown =
+            |settings: &Settings, model: &str| (settings.of(model).rate, settings.of(model).count);
         assert_eq!((shown(&settings, "one"), shown(&settings, "two")), ((3, 9), (11, 9)));
         settings.update("one", &rate(Change::Clear)).unwrap();
         assert!(settings.models.is_empty());
-        settings.update("", &Update { count: Change::Clear, rate: Change::Clear, ..Update::default() }).unwrap();
+        settings
+            .update("", &Update { count: Change::Clear, rate: Change::Clear, ..Update::default() })
+            .unwrap();
         assert_eq!(shown(&settings, "one"), (7, -1));
     }
 
@@ -408,22 +445,31 @@ mod tests {
         let mut settings = settings(7, -1);
         let zero = Update { rate: Change::Set(0), ..Update::default() };
         let error = settings.update("", &zero).unwrap_err();
-        assert_eq!(error.message, "Attempting to set invalid trace setting :sample rate must be non-zero");
+        assert_eq!(
+            error.message,
+            "Attempting to set invalid trace setting :sample rate must be non-zero"
+        );
         let off = Update { levels: Change::Set(Levels::default()), ..zero };
-        settings.update("one", &Update { levels: Change::Set(TIMESTAMPS), ..Update::default() }).unwrap();
+        settings
+            .update("one", &Update { levels: Change::Set(TIMESTAMPS), ..Update::default() })
+            .unwrap();
         let error = settings.update("", &off).unwrap_err();
         assert!(error.message.contains("of model 'one'"), "{}", error.message);
         assert_eq!((settings.of("").rate, settings.of("").levels), (7, TIMESTAMPS));
         settings.update("one", &Update { levels: Change::Clear, ..Update::default() }).unwrap();
         settings.update("", &off).unwrap();
         assert!(!settings.any_active());
-        let nowhere = Settings::new(Mode::Triton, Values { levels: TIMESTAMPS, ..Values::default() }, false);
+        let nowhere =
+            Settings::new(Mode::Triton, Values { levels: TIMESTAMPS, ..Values::default() }, false);
         assert!(!nowhere.any_active());
     }
 
     #[test]
     fn values_are_parsed_or_refused_with_tritons_texts() {
-        assert_eq!((unsigned("trace_rate", "4294967295").unwrap(), count("-1").unwrap()), (u32::MAX, -1));
+        assert_eq!(
+            (unsigned("trace_rate", "4294967295").unwrap(), count("-1").unwrap()),
+            (u32::MAX, -1)
+        );
         let range = "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: ";
         let allowed = "; allowed are whole numbers from 0 to 4294967295";
         for (text, expected) in [
@@ -435,12 +481,20 @@ mod tests {
         ] {
             assert_eq!(unsigned("trace_rate", text).unwrap_err().message, expected);
         }
-        assert_eq!(count("-2").unwrap_err().message, "Unable to parse 'trace_count'. Expecting value >= -1, got: -2");
+        assert_eq!(
+            count("-2").unwrap_err().message,
+            "Unable to parse 'trace_count'. Expecting value >= -1, got: -2"
+        );
         assert!(count("2147483648").unwrap_err().message.contains("[ -1, 2147483647 ]"));
         let names = |names: &[&str]| levels(names.iter().copied()).map(level_names);
         assert_eq!(names(&["TENSORS", "TIMESTAMPS"]).unwrap(), ["TIMESTAMPS", "TENSORS"]);
         assert_eq!((names(&["OFF"]).unwrap(), names(&[]).unwrap()), (vec!["OFF"], vec!["OFF"]));
-        assert_eq!(names(&["OFF", "OFF"]).unwrap_err().message, "Expect only one trace level 'OFF' is specified");
-        assert!(names(&["timestamps"]).unwrap_err().message.contains("got: timestamps; allowed are"));
+        assert_eq!(
+            names(&["OFF", "OFF"]).unwrap_err().message,
+            "Expect only one trace level 'OFF' is specified"
+        );
+        assert!(
+            names(&["timestamps"]).unwrap_err().message.contains("got: timestamps; allowed are")
+        );
     }
 }

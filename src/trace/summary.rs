@@ -21,18 +21,25 @@ enum Measure {
 /// The first and the last activity of a stage, one pair for each protocol.
 type Bounds = &'static [(Activity, Activity)];
 
-/// The stages in display order. `receive`, `request`, `send` and their whole, `total`, are of the request as the client
-/// sees it. The others are parts of `request`; `queue` ends and `reply` starts in the worker.
+/// The stages in display order. `receive`, `request`, `send` and their whole, `total`, are of the
+/// request as the client sees it. The others are parts of `request`; `queue` ends and `reply`
+/// starts in the worker.
 const STAGES: &[(&str, Measure, Bounds)] = &[
     (
         "total",
         Measure::Last,
-        &[(Activity::HttpRecvStart, Activity::HttpSendEnd), (Activity::GrpcWaitReadStart, Activity::GrpcSendEnd)],
+        &[
+            (Activity::HttpRecvStart, Activity::HttpSendEnd),
+            (Activity::GrpcWaitReadStart, Activity::GrpcSendEnd),
+        ],
     ),
     (
         "receive",
         Measure::Sum,
-        &[(Activity::HttpRecvStart, Activity::HttpRecvEnd), (Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd)],
+        &[
+            (Activity::HttpRecvStart, Activity::HttpRecvEnd),
+            (Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd),
+        ],
     ),
     ("request", Measure::Sum, &[(Activity::RequestStart, Activity::RequestEnd)]),
     ("queue", Measure::Sum, &[(Activity::QueueStart, Activity::ComputeStart)]),
@@ -43,7 +50,10 @@ const STAGES: &[(&str, Measure, Bounds)] = &[
     (
         "send",
         Measure::Sum,
-        &[(Activity::HttpSendStart, Activity::HttpSendEnd), (Activity::GrpcSendStart, Activity::GrpcSendEnd)],
+        &[
+            (Activity::HttpSendStart, Activity::HttpSendEnd),
+            (Activity::GrpcSendStart, Activity::GrpcSendEnd),
+        ],
     ),
 ];
 
@@ -79,7 +89,8 @@ pub struct Model {
     pub traces: usize,
     /// The number of traces that are steps of ensembles.
     pub steps: usize,
-    /// The number of requests that this model did not execute: answered by the response cache or by steps.
+    /// The number of requests that this model did not execute: answered by the response cache or
+    /// by steps.
     pub not_executed: usize,
     /// The number of failed requests.
     pub failed: usize,
@@ -99,14 +110,17 @@ pub fn summarize<'a>(traces: impl Iterator<Item = &'a Trace>) -> Vec<Model> {
 }
 
 fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
-    let count = |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
+    let count =
+        |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
     let ended = |trace: &Trace| trace.at(Activity::RequestEnd).is_some();
     let stages = STAGES.iter().filter_map(|(name, measure, bounds)| {
         stage(
             name,
             traces
                 .iter()
-                .filter_map(|trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, *from, *to)))
+                .filter_map(|trace| {
+                    bounds.iter().find_map(|(from, to)| measured(trace, *measure, *from, *to))
+                })
                 .collect(),
         )
     });
@@ -156,7 +170,8 @@ fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
 /// Formats a summary as a table.
 pub fn table(models: &[Model]) -> String {
     let mut out = String::new();
-    for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models {
+    for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models
+    {
         let _ = write!(
             out,
             "{} version {version}: {traces} trace{}",
@@ -181,7 +196,14 @@ pub fn table(models: &[Model]) -> String {
         out.push('\n');
         for stage in stages {
             let _ = write!(out, "  {:<15}{:>12}", stage.stage, stage.count);
-            for us in [stage.mean_us, stage.p50_us, stage.p90_us, stage.p95_us, stage.p99_us, stage.max_us] {
+            for us in [
+                stage.mean_us,
+                stage.p50_us,
+                stage.p90_us,
+                stage.p95_us,
+                stage.p99_us,
+                stage.max_us,
+            ] {
                 let _ = write!(out, "{us:>12.1}");
             }
             out.push('\n');
@@ -194,7 +216,8 @@ pub fn table(models: &[Model]) -> String {
 /// Formats a summary as JSON.
 pub fn json(models: &[Model]) -> String {
     // Serializing numbers and strings as JSON cannot fail.
-    serde_json::to_string_pretty(&serde_json::json!({ "models": models })).unwrap_or_default() + "\n"
+    serde_json::to_string_pretty(&serde_json::json!({ "models": models })).unwrap_or_default()
+        + "\n"
 }
 
 #[cfg(test)]
@@ -202,14 +225,20 @@ mod tests {
     use super::*;
 
     fn trace(id: u64, model: &str, stamps: &[(Activity, u64)]) -> Trace {
-        Trace { id, model: model.to_owned(), version: 1, stamps: stamps.to_vec(), ..Trace::default() }
+        Trace {
+            id,
+            model: model.to_owned(),
+            version: 1,
+            stamps: stamps.to_vec(),
+            ..Trace::default()
+        }
     }
 
     #[test]
     fn stages_have_counts_and_percentiles() {
         use Activity::{
-            ComputeEnd, ComputeStart, GrpcSendEnd, GrpcSendStart, GrpcWaitReadStart, QueueStart, RequestEnd,
-            RequestStart,
+            ComputeEnd, ComputeStart, GrpcSendEnd, GrpcSendStart, GrpcWaitReadStart, QueueStart,
+            RequestEnd, RequestStart,
         };
         let mut traces: Vec<Trace> = (1..=100)
             .map(|id| {
@@ -217,25 +246,42 @@ mod tests {
                 trace(id, "m", &[&queue[..], &[(RequestStart, 0), (RequestEnd, 500_000)]].concat())
             })
             .collect();
-        traces.push(trace(101, "m", &[(RequestStart, 0), (RequestEnd, 1000), (GrpcSendStart, 5), (GrpcSendEnd, 2005)]));
+        traces.push(trace(
+            101,
+            "m",
+            &[(RequestStart, 0), (RequestEnd, 1000), (GrpcSendStart, 5), (GrpcSendEnd, 2005)],
+        ));
         traces.push(trace(102, "m", &[(RequestStart, 0)]));
         traces.push(trace(103, "", &[]));
         let models = summarize(traces.iter());
         let [model] = &models[..] else { panic!("{models:?}") };
-        assert_eq!((model.traces, model.not_executed, model.unfinished, model.failed), (102, 1, 1, 0));
+        assert_eq!(
+            (model.traces, model.not_executed, model.unfinished, model.failed),
+            (102, 1, 1, 0)
+        );
         let stage = |name: &str| model.stages.iter().find(|stage| stage.stage == name);
         let Some(queue) = stage("queue") else { panic!("{model:?}") };
-        let ranks = (queue.count, queue.p50_us, queue.p90_us, queue.p99_us, queue.max_us, queue.mean_us);
+        let ranks =
+            (queue.count, queue.p50_us, queue.p90_us, queue.p99_us, queue.max_us, queue.mean_us);
         assert_eq!(ranks, (100, 50.0, 90.0, 99.0, 100.0, 50.5));
         assert_eq!(stage("send").map(|send| (send.count, send.p50_us)), Some((1, 2.0)));
         assert_eq!((stage("receive"), stage("total"), stage("reply")), (None, None, None));
         let table = table(&models);
-        assert!(table.contains("m version 1: 102 traces, 1 not executed") && table.contains("queue"), "{table}");
+        assert!(
+            table.contains("m version 1: 102 traces, 1 not executed") && table.contains("queue"),
+            "{table}"
+        );
         assert!(json(&models).contains("\"p99_us\": 99.0"));
-        let again = [(ComputeEnd, 10_000), (GrpcWaitReadStart, 1000), (ComputeEnd, 20_000), (RequestEnd, 23_000)];
+        let again = [
+            (ComputeEnd, 10_000),
+            (GrpcWaitReadStart, 1000),
+            (ComputeEnd, 20_000),
+            (RequestEnd, 23_000),
+        ];
         let sent = [(GrpcSendEnd, 24_000), (GrpcSendEnd, 31_000)];
         let models = summarize([trace(1, "m", &[&again[..], &sent].concat())].iter());
-        let found: Vec<_> = models[0].stages.iter().map(|stage| (stage.stage, stage.max_us)).collect();
+        let found: Vec<_> =
+            models[0].stages.iter().map(|stage| (stage.stage, stage.max_us)).collect();
         assert_eq!(found, [("total", 30.0), ("reply", 3.0)]);
     }
 }

@@ -1,5 +1,6 @@
 //! The command line with which a frontend asks the worker's executable what its user may access:
-//! `pharos-worker --check-access [OPTION PATH]...`. It prints the first path that it may not access, as the end of a sentence.
+//! `pharos-worker --check-access [OPTION PATH]...`. It prints the first path that it may not
+//! access, as the end of a sentence.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -27,7 +28,9 @@ impl AccessCheck {
     pub fn arguments(&self) -> Vec<OsString> {
         let mut all = vec![CHECK_ACCESS.into()];
         for (option, paths) in [(READ, &self.read), (PASS, &self.pass), (WRITE, &self.write)] {
-            all.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]));
+            all.extend(
+                paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]),
+            );
         }
         all
     }
@@ -46,7 +49,12 @@ impl AccessCheck {
                 Some(WRITE) => &mut check.write,
                 _ => return Err(format!("unknown argument '{}'", option.display())),
             };
-            paths.push(arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()))?.into());
+            paths.push(
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("'{}' has no value", option.display()))?
+                    .into(),
+            );
         }
         Ok(check)
     }
@@ -69,7 +77,9 @@ mod tests {
             assert_eq!(arguments.next().unwrap(), CHECK_ACCESS);
             assert_eq!(AccessCheck::parse(arguments).unwrap(), check);
         }
-        for (arguments, expected) in [(["--read"], "'--read' has no value"), (["x"], "unknown argument 'x'")] {
+        for (arguments, expected) in
+            [(["--read"], "'--read' has no value"), (["x"], "unknown argument 'x'")]
+        {
             assert_eq!(AccessCheck::parse(arguments.map(OsString::from)).unwrap_err(), expected);
         }
     }

@@ -1,4 +1,5 @@
-//! Calls of a running model to the server: inference with other models, and operations of the repository.
+//! Calls of a running model to the server: inference with other models, and operations of the
+//! repository.
 
 use super::codec::{DecodeError, Result, Wire, fields};
 use super::error::WireError;
@@ -6,7 +7,8 @@ use crate::id::CorrelationId;
 use crate::infer::Parameters;
 use crate::tensor::DataType;
 
-/// The first number of a loan that is the memory of an [`Answer`]. Loans of batches have smaller numbers.
+/// The first number of a loan that is the memory of an [`Answer`]. Loans of batches have smaller
+/// numbers.
 pub const FIRST_CALL_LOAN: u64 = 1 << 62;
 
 /// A request to another model.
@@ -45,7 +47,8 @@ pub struct CallRequest {
     pub parameters: Parameters,
     /// Whether any number of answers may follow. If false, the model must not be decoupled.
     pub decoupled: bool,
-    /// The batch, and the position in it, of the request whose trace includes the call; `None` if not traced.
+    /// The batch, and the position in it, of the request whose trace includes the call; `None` if
+    /// not traced.
     pub parent: Option<(u64, u32)>,
 }
 
@@ -58,7 +61,8 @@ pub struct CallInput {
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// The first byte: in the output arena, in a block that is released like an output; in the input arena if `loan` is set.
+    /// The first byte: in the output arena, in a block that is released like an output; in the
+    /// input arena if `loan` is set.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
@@ -80,7 +84,8 @@ pub struct Manage {
 /// An operation of the repository on a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verb {
-    /// Load it, with these parameters of the repository extension by name (`config`, `file:PATH`) instead of its files.
+    /// Load it, with these parameters of the repository extension by name (`config`, `file:PATH`)
+    /// instead of its files.
     Load(Vec<(String, Vec<u8>)>),
     /// Unload it, and its dependents if true.
     Unload(bool),
@@ -97,7 +102,8 @@ pub struct Answer {
     pub version: String,
     /// The outputs.
     pub outputs: Vec<AnswerOutput>,
-    /// The number of the loan with the memory of the outputs, which the worker returns; 0 without memory.
+    /// The number of the loan with the memory of the outputs, which the worker returns; 0 without
+    /// memory.
     pub loan: u64,
     /// The response's parameters.
     pub parameters: Parameters,

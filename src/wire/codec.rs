@@ -50,7 +50,8 @@ pub(super) trait Wire: Sized {
 }
 
 pub(super) fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
-    let (taken, rest) = input.split_at_checked(length).ok_or(DecodeError::new("bytes missing", length as u64))?;
+    let (taken, rest) =
+        input.split_at_checked(length).ok_or(DecodeError::new("bytes missing", length as u64))?;
     *input = rest;
     Ok(taken)
 }
@@ -88,8 +89,8 @@ pub(super) use fields;
 
 fields!(ComputeStamps { start, input_end, output_start, end });
 
-/// Reads the length of a list. Each element has at least one byte, so a count over the remaining bytes is refused: it must not
-/// make the decoder reserve memory.
+/// Reads the length of a list. Each element has at least one byte, so a count over the remaining
+/// bytes is refused: it must not make the decoder reserve memory.
 fn bounded_count(input: &mut &[u8]) -> Result<usize> {
     let count = u32::get(input)? as usize;
     if count > input.len() {

@@ -53,12 +53,18 @@ mod tests {
 
     #[test]
     fn an_error_has_a_message() {
-        for (sent, expected) in
-            [("", "the model reported an error without a message"), ("no", "no"), (" \n", "the model reported")]
-        {
-            let error = WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
+        for (sent, expected) in [
+            ("", "the model reported an error without a message"),
+            ("no", "no"),
+            (" \n", "the model reported"),
+        ] {
+            let error =
+                WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
             assert!(InferError::from(error).message.starts_with(expected), "{sent:?}");
         }
-        assert_eq!(InferError::from(WireError::from(InferError::cancelled())), InferError::cancelled());
+        assert_eq!(
+            InferError::from(WireError::from(InferError::cancelled())),
+            InferError::cancelled()
+        );
     }
 }

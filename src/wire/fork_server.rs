@@ -1,10 +1,12 @@
-//! Messages between a frontend and its fork servers: `python3 -m pharos_worker --fork-server MODULES SPACE` or `pharos-worker
-//! --fork-server MODULES SPACE`, with a connected Unix `SOCK_SEQPACKET` socket as the descriptor [`super::descriptors::SOCKET`].
-//! Each message is one packet of JSON.
+//! Messages between a frontend and its fork servers: `python3 -m pharos_worker --fork-server
+//! MODULES SPACE` or `pharos-worker --fork-server MODULES SPACE`, with a connected Unix
+//! `SOCK_SEQPACKET` socket as the descriptor [`super::descriptors::SOCKET`]. Each message is one
+//! packet of JSON.
 //!
-//! A fork server loads MODULES (names with commas in between), reports [`Report::Ready`], and then starts a copy of itself for
-//! each request. The copy replaces its command line from `--fork-server` on by the requested arguments; SPACE makes room for them.
-//! The fork server ends when the socket is closed.
+//! A fork server loads MODULES (names with commas in between), reports [`Report::Ready`], and then
+//! starts a copy of itself for each request. The copy replaces its command line from
+//! `--fork-server` on by the requested arguments; SPACE makes room for them. The fork server ends
+//! when the socket is closed.
 
 use std::io;
 
@@ -46,7 +48,10 @@ impl ForkRequest {
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         let text = serde_json::to_vec(self)?;
         if text.len() > LARGEST {
-            return Err(io::Error::other(format!("a request of {} bytes exceeds {LARGEST} bytes", text.len())));
+            return Err(io::Error::other(format!(
+                "a request of {} bytes exceeds {LARGEST} bytes",
+                text.len()
+            )));
         }
         Ok(text)
     }
@@ -66,7 +71,8 @@ impl ForkRequest {
 pub enum Report {
     /// It has loaded its modules and accepts requests.
     Ready,
-    /// The id of the process for the oldest unanswered request. The packet carries a descriptor of the process (pidfd).
+    /// The id of the process for the oldest unanswered request. The packet carries a descriptor of
+    /// the process (pidfd).
     Forked(u32),
     /// Loaded files have changed since. It did not start a process, and will start no more.
     Stale,
@@ -112,7 +118,8 @@ mod tests {
             processors: Vec::new(),
             variables: vec![("A".to_owned(), "1".to_owned())],
         };
-        let text = r#"{"arguments":["m_0"],"descriptors":[3,1],"processors":[],"variables":[["A","1"]]}"#;
+        let text =
+            r#"{"arguments":["m_0"],"descriptors":[3,1],"processors":[],"variables":[["A","1"]]}"#;
         assert_eq!(request.encode().unwrap(), text.as_bytes());
         assert_eq!(ForkRequest::decode(text.as_bytes()).unwrap(), request);
         assert!(ForkRequest { arguments: vec!["m".repeat(LARGEST)], ..request }.encode().is_err());

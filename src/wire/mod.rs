@@ -1,12 +1,14 @@
 //! The frames between the frontend and a worker, as bytes.
 //!
-//! A frame is a little-endian `u32` length followed by that many bytes of payload; the first byte of the payload is the kind.
-//! Frames travel in rings of shared memory ([`ring`]); a socket wakes a side that sleeps, and shows that the other side has ended.
-//! Frames never carry tensor data: they carry offsets into the shared-memory arenas, or into client memory that was announced
-//! over a dedicated socket ([`regions`]). Both ends are built from one source tree, so the encoding has no compatibility to keep
-//! beyond [`VERSION`], which the first frame carries.
+//! A frame is a little-endian `u32` length followed by that many bytes of payload; the first byte
+//! of the payload is the kind. Frames travel in rings of shared memory ([`ring`]); a socket wakes a
+//! side that sleeps, and shows that the other side has ended. Frames never carry tensor data: they
+//! carry offsets into the shared-memory arenas, or into client memory that was announced
+//! over a dedicated socket ([`regions`]). Both ends are built from one source tree, so the encoding
+//! has no compatibility to keep beyond [`VERSION`], which the first frame carries.
 //!
-//! Decoding trusts no input: every count is bounded by the remaining bytes, and every number is checked.
+//! Decoding trusts no input: every count is bounded by the remaining bytes, and every number is
+//! checked.
 
 pub mod access;
 mod calls;
@@ -24,19 +26,23 @@ mod tests;
 mod to_frontend;
 mod to_worker;
 
-pub use calls::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_CALL_LOAN, Manage, Verb};
+pub use calls::{
+    Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_CALL_LOAN, Manage, Verb,
+};
 pub use codec::DecodeError;
 pub use error::{WireError, message_or_default};
 pub use to_frontend::{Done, Loaded, OutputBlock, Response, ToFrontend, decode_to_frontend};
 pub use to_worker::{
-    BatchRequest, CREDITS, Credits, Details, Device, Execute, InputBlock, Load, Piece, Placement, Resumed,
-    SequenceStep, ToWorker, decode_to_worker,
+    BatchRequest, CREDITS, Credits, Details, Device, Execute, InputBlock, Load, Piece, Placement,
+    Resumed, SequenceStep, ToWorker, decode_to_worker,
 };
 
-/// The version of the encoding, incremented with every change. A worker of another version refuses to load.
+/// The version of the encoding, incremented with every change. A worker of another version refuses
+/// to load.
 pub const VERSION: u32 = 18;
 
-/// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds configurations and lists of requests.
+/// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds
+/// configurations and lists of requests.
 pub const MAX_FRAME: usize = 64 << 20;
 
 /// Bytes of the length that precedes each payload.

@@ -1,12 +1,14 @@
-//! Announces client memory to a worker: packets over a dedicated socket, sent before the first frame that uses the memory.
+//! Announces client memory to a worker: packets over a dedicated socket, sent before the first
+//! frame that uses the memory.
 //!
-//! A packet holds up to [`MAX_REGIONS_PER_PACKET`] descriptions. Each description of system memory comes with a descriptor, in
-//! the same order.
+//! A packet holds up to [`MAX_REGIONS_PER_PACKET`] descriptions. Each description of system memory
+//! comes with a descriptor, in the same order.
 
 use super::codec::{DecodeError, Result, Wire, take, whole};
 use crate::region::{CUDA_HANDLE, MAX_NAME};
 
-/// The maximum number of regions in a packet. Each may come with a descriptor; the kernel passes at most 253 at a time.
+/// The maximum number of regions in a packet. Each may come with a descriptor; the kernel passes at
+/// most 253 at a time.
 pub const MAX_REGIONS_PER_PACKET: usize = 32;
 
 /// The maximum size of a packet, bytes.
@@ -67,7 +69,9 @@ impl Wire for RegionDescription {
             0 => RegionLocation::System { offset: Wire::get(input)? },
             1 => {
                 let device = Wire::get(input)?;
-                let handle = take(input, CUDA_HANDLE)?.try_into().map_err(|_| DecodeError::new("handle", 0))?;
+                let handle = take(input, CUDA_HANDLE)?
+                    .try_into()
+                    .map_err(|_| DecodeError::new("handle", 0))?;
                 RegionLocation::Cuda { device, handle: Box::new(handle) }
             }
             other => return Err(DecodeError::new("kind of region", other.into())),
@@ -92,8 +96,8 @@ pub fn decode(packet: &[u8]) -> Result<Vec<RegionDescription>> {
     whole(packet, Wire::get)
 }
 
-/// The argument that makes a worker process probe CUDA memory and exit. The device's number follows; the handle comes on
-/// standard input.
+/// The argument that makes a worker process probe CUDA memory and exit. The device's number
+/// follows; the handle comes on standard input.
 pub const PROBE: &str = "--look-at-cuda-memory";
 
 /// The output of a probe process.
@@ -136,7 +140,11 @@ mod tests {
 
     #[test]
     fn parses_the_output_of_a_probe() {
-        let all = [Probed::Bytes(7), Probed::NoGpu("no driver".into()), Probed::Refused("invalid\nhandle".into())];
+        let all = [
+            Probed::Bytes(7),
+            Probed::NoGpu("no driver".into()),
+            Probed::Refused("invalid\nhandle".into()),
+        ];
         for probed in all {
             let read = Probed::parse(&format!("a library talks\n{}\n", probed.line()));
             assert_eq!(read.map(|read| read.line()), Some(probed.line()));
@@ -148,10 +156,14 @@ mod tests {
 
     #[test]
     fn packets_round_trip() {
-        let region = |id, location| RegionDescription { id, name: "n".into(), byte_size: 7, location };
+        let region =
+            |id, location| RegionDescription { id, name: "n".into(), byte_size: 7, location };
         let all = vec![
             region(1, RegionLocation::System { offset: 4096 }),
-            region(u64::MAX, RegionLocation::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) }),
+            region(
+                u64::MAX,
+                RegionLocation::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) },
+            ),
         ];
         let packet = encode(&all);
         assert_eq!(decode(&packet).unwrap(), all);

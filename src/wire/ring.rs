@@ -1,9 +1,10 @@
 //! A ring of bytes in shared memory: the frames of one direction between the frontend and a worker.
 //!
-//! The ring has one producer and one consumer, in two processes. Neither trusts the other: every position that the peer writes
-//! is read once and checked, and bytes are copied into private memory before they are decoded. A side that is about to sleep
-//! says so in the ring and looks once more; the other side then wakes it with a byte on the socket of the connection. While
-//! neither side sleeps, frames cost no system call.
+//! The ring has one producer and one consumer, in two processes. Neither trusts the other: every
+//! position that the peer writes is read once and checked, and bytes are copied into private memory
+//! before they are decoded. A side that is about to sleep says so in the ring and looks once more;
+//! the other side then wakes it with a byte on the socket of the connection. While neither side
+//! sleeps, frames cost no system call.
 
 use std::fmt;
 use std::io;
@@ -82,7 +83,8 @@ impl Ring {
         }
     }
 
-    /// Returns the parts of the ring for `len` bytes from `position`: offset and length, the second one from the start.
+    /// Returns the parts of the ring for `len` bytes from `position`: offset and length, the second
+    /// one from the start.
     fn parts(&self, position: u64, len: usize) -> [(usize, usize); 2] {
         let at = (position % CAPACITY as u64) as usize;
         let first = len.min(CAPACITY - at);
@@ -91,7 +93,8 @@ impl Ring {
 
     /// Takes the note of a sleeping peer, which must then be woken.
     fn takes_wake_up(&self, note: usize) -> bool {
-        // With the fence of `sleeps`: either the peer sees what was written before, or this sees its note.
+        // With the fence of `sleeps`: either the peer sees what was written before, or this sees
+        // its note.
         fence(Ordering::SeqCst);
         self.load(note, Ordering::Relaxed) != 0 && self.swap(note, 0) != 0
     }
@@ -101,9 +104,12 @@ impl Ring {
         fence(Ordering::SeqCst);
     }
 
-    /// Replaces a note. Both sides change it, always in this way: each change sees the one before it.
+    /// Replaces a note. Both sides change it, always in this way: each change sees the one before
+    /// it.
     fn swap(&self, note: usize, value: u64) -> u64 {
-        self.memory.atomic_u64(self.start + note).map_or(0, |word| word.swap(value, Ordering::Relaxed))
+        self.memory
+            .atomic_u64(self.start + note)
+            .map_or(0, |word| word.swap(value, Ordering::Relaxed))
     }
 }
 
@@ -150,7 +156,8 @@ impl Producer {
         self.ring.takes_wake_up(CONSUMER_SLEEPS)
     }
 
-    /// Asks the consumer to wake this side when it has read. Returns `false` if there is room already.
+    /// Asks the consumer to wake this side when it has read. Returns `false` if there is room
+    /// already.
     ///
     /// # Errors
     /// The consumer has corrupted the ring.
@@ -215,13 +222,14 @@ impl Consumer {
         usize::try_from(waiting).ok().filter(|waiting| *waiting <= CAPACITY).ok_or(Corrupt(waiting))
     }
 
-    /// Returns whether the producer waits for room and must be woken. Returns `true` once for each wait.
+    /// Returns whether the producer waits for room and must be woken. Returns `true` once for each
+    /// wait.
     pub fn must_wake_producer(&self) -> bool {
         self.ring.takes_wake_up(PRODUCER_SLEEPS)
     }
 
-    /// Asks the producer to wake this side when it has written. Returns `false` if bytes wait already; then the request is
-    /// withdrawn.
+    /// Asks the producer to wake this side when it has written. Returns `false` if bytes wait
+    /// already; then the request is withdrawn.
     pub fn sleep(&self) -> bool {
         self.ring.sleeps(CONSUMER_SLEEPS);
         let sleeps = self.is_empty();
@@ -259,7 +267,8 @@ mod tests {
 
     #[test]
     fn bytes_arrive_in_order_in_both_directions() {
-        let ((mut to_worker, mut from_worker), (mut to_frontend, mut from_frontend), _memory) = connection();
+        let ((mut to_worker, mut from_worker), (mut to_frontend, mut from_frontend), _memory) =
+            connection();
         assert!(from_worker.is_empty() && from_frontend.is_empty());
         assert_eq!(to_worker.write(b"abc").unwrap(), 3);
         assert_eq!(to_worker.write(b"de").unwrap(), 2);
@@ -275,7 +284,11 @@ mod tests {
         let bytes: Vec<u8> = (0..CAPACITY + 10).map(|at| at as u8).collect();
         assert_eq!(producer.write(&bytes).unwrap(), CAPACITY);
         assert_eq!(producer.write(&bytes[CAPACITY..]).unwrap(), 0);
-        assert!(producer.sleep().unwrap() && consumer.must_wake_producer() && !consumer.must_wake_producer());
+        assert!(
+            producer.sleep().unwrap()
+                && consumer.must_wake_producer()
+                && !consumer.must_wake_producer()
+        );
         let mut all = read(&mut consumer);
         assert!(!producer.sleep().unwrap(), "there is room");
         assert_eq!(producer.write(&bytes[CAPACITY..]).unwrap(), 10);
@@ -303,7 +316,8 @@ mod tests {
     fn impossible_positions_are_errors() {
         let ((mut producer, mut of_frontend), _, memory) = connection();
         let shared = SharedMemory::map(&memory, 2 * RING).unwrap();
-        let set = |at: usize, value: u64| shared.atomic_u64(at).unwrap().store(value, Ordering::Release);
+        let set =
+            |at: usize, value: u64| shared.atomic_u64(at).unwrap().store(value, Ordering::Release);
         for value in [1, u64::MAX - CAPACITY as u64 - 1] {
             set(TAIL, value);
             assert_eq!(producer.write(b"x"), Err(Corrupt(0u64.wrapping_sub(value))));
@@ -317,7 +331,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the other process writes into the memory, each call ends and moves at most one ring of bytes.
+        /// Whatever the other process writes into the memory, each call ends and moves at most one
+        /// ring of bytes.
         #[test]
         fn a_hostile_peer_cannot_cause_more_than_an_error(words in prop::collection::vec((0..RING / 8, any::<u64>()), 1..40)) {
             let ((mut producer, mut consumer), _, memory) = connection();
@@ -367,7 +382,8 @@ mod tests {
         let mut length = 1;
         while at < BYTES {
             length = (length * 7 + 3) % 9001 + 1;
-            let bytes: Vec<u8> = (at..(at + length).min(BYTES)).map(|at| (at % 251) as u8).collect();
+            let bytes: Vec<u8> =
+                (at..(at + length).min(BYTES)).map(|at| (at % 251) as u8).collect();
             let written = producer.write(&bytes).unwrap();
             at += written;
             if producer.must_wake_consumer() {

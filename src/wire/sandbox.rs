@@ -1,6 +1,7 @@
-//! The command line with which a frontend starts a program in a sandbox: `pharos-worker --sandbox [OPTION...] -- PROGRAM [ARGUMENT...]`.
-//! The worker's executable restricts itself and becomes the program, so that the restrictions apply before any code of a model
-//! or of its Python environment runs.
+//! The command line with which a frontend starts a program in a sandbox: `pharos-worker --sandbox
+//! [OPTION...] -- PROGRAM [ARGUMENT...]`. The worker's executable restricts itself and becomes the
+//! program, so that the restrictions apply before any code of a model or of its Python environment
+//! runs.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -8,8 +9,8 @@ use std::path::PathBuf;
 /// The first argument of a command line that starts a program in a sandbox.
 pub const SANDBOX: &str = "--sandbox";
 
-/// The first argument of a command line that restricts the process, and prints each protection that the kernel does not have on
-/// a line of standard output.
+/// The first argument of a command line that restricts the process, and prints each protection that
+/// the kernel does not have on a line of standard output.
 pub const CHECK: &str = "--check-sandbox";
 
 /// The start of a line of [`CHECK`] about files or system calls, which a sandbox must restrict.
@@ -32,18 +33,23 @@ pub struct Permissions {
     pub required: bool,
     /// Whether it may create sockets.
     pub network: bool,
-    /// Whether it may use CUDA, which creates a Unix socket of the type `SOCK_SEQPACKET` and fails if it cannot.
+    /// Whether it may use CUDA, which creates a Unix socket of the type `SOCK_SEQPACKET` and fails
+    /// if it cannot.
     pub cuda: bool,
-    /// Files and directories that it may read and execute, with all that is in them. Missing ones are ignored.
+    /// Files and directories that it may read and execute, with all that is in them. Missing ones
+    /// are ignored.
     pub read: Vec<PathBuf>,
-    /// Directories, each with a path beneath it that the program may read and execute with all that is in it. For directories whose
-    /// content is a model's: neither the directory nor a part of its path is a link, and a link on the way from it may not lead out
-    /// of it. Paths that do are ignored, as are missing ones.
+    /// Directories, each with a path beneath it that the program may read and execute with all
+    /// that is in it. For directories whose content is a model's: neither the directory nor a part
+    /// of its path is a link, and a link on the way from it may not lead out of it. Paths that do
+    /// are ignored, as are missing ones.
     pub beneath: Vec<(PathBuf, PathBuf)>,
-    /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.
+    /// Files and directories that it may also write, with all that is in them. Missing ones are
+    /// ignored.
     pub write: Vec<PathBuf>,
-    /// Environment variables that the program gets or, without a value, does not get. The process that restricts itself must not
-    /// have them: a search path of libraries would lead it into the files of the model.
+    /// Environment variables that the program gets or, without a value, does not get. The process
+    /// that restricts itself must not have them: a search path of libraries would lead it into the
+    /// files of the model.
     pub variables: Vec<(OsString, Option<OsString>)>,
 }
 
@@ -51,14 +57,22 @@ impl Permissions {
     /// Returns the arguments of the worker's executable; the arguments of the program follow.
     pub fn arguments(&self, program: &OsStr) -> Vec<OsString> {
         let mut all = vec![SANDBOX.into()];
-        for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network), (CUDA, self.cuda)] {
+        for (option, is_set) in
+            [(REQUIRED, self.required), (NETWORK, self.network), (CUDA, self.cuda)]
+        {
             all.extend(is_set.then(|| option.into()));
         }
         for (option, paths) in [(READ, &self.read), (WRITE, &self.write)] {
-            all.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]));
+            all.extend(
+                paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]),
+            );
         }
         for (root, path) in &self.beneath {
-            all.extend([BENEATH.into(), root.clone().into_os_string(), path.clone().into_os_string()]);
+            all.extend([
+                BENEATH.into(),
+                root.clone().into_os_string(),
+                path.clone().into_os_string(),
+            ]);
         }
         for (name, value) in &self.variables {
             match value {
@@ -74,12 +88,15 @@ impl Permissions {
     ///
     /// # Errors
     /// An argument is unknown, or a value or the program is missing.
-    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Self, OsString, Vec<OsString>), String> {
+    pub fn parse(
+        arguments: impl IntoIterator<Item = OsString>,
+    ) -> Result<(Self, OsString, Vec<OsString>), String> {
         let mut permissions = Self::default();
         let mut arguments = arguments.into_iter();
         loop {
             let option = arguments.next().ok_or_else(|| format!("'{END}' is missing"))?;
-            let mut value = || arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()));
+            let mut value =
+                || arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()));
             match option.to_str() {
                 Some(END) => break,
                 Some(REQUIRED) => permissions.required = true,
@@ -133,7 +150,10 @@ mod tests {
             (&["--set", "A"], "'--set' has no value"),
             (&["--all", "--", "sh"], "unknown argument '--all'"),
         ] {
-            assert_eq!(Permissions::parse(arguments.iter().map(OsString::from)).unwrap_err(), expected);
+            assert_eq!(
+                Permissions::parse(arguments.iter().map(OsString::from)).unwrap_err(),
+                expected
+            );
         }
     }
 }

@@ -52,7 +52,12 @@ fn execute() -> ToWorker {
 }
 
 fn done() -> ToFrontend {
-    let stamps = ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
+    let stamps = ComputeStamps {
+        start: Instant(1),
+        input_end: Instant(2),
+        output_start: Instant(3),
+        end: Instant(4),
+    };
     let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
     let output = OutputBlock {
         output: 0,
@@ -92,7 +97,11 @@ fn response() -> ToFrontend {
             loan: None,
         }],
         parameters: vec![("p".into(), Parameter::String("x".into()))],
-        error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
+        error: Some(WireError {
+            code: ErrorCode::Cancelled,
+            message: String::new(),
+            of_region: false,
+        }),
         last: true,
         empty: false,
         stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
@@ -114,8 +123,14 @@ fn call() -> ToFrontend {
         decoupled: true,
         parent: Some((7, 1)),
     };
-    let input =
-        CallInput { name: "X".to_owned(), datatype: DataType::Fp16, shape: vec![1], offset: 64, len: 2, loan: Some(3) };
+    let input = CallInput {
+        name: "X".to_owned(),
+        datatype: DataType::Fp16,
+        shape: vec![1],
+        offset: 64,
+        len: 2,
+        loan: Some(3),
+    };
     ToFrontend::Call(Call { call: 5, request, inputs: vec![input] })
 }
 
@@ -132,7 +147,11 @@ fn answer() -> ToWorker {
         }],
         loan: FIRST_CALL_LOAN,
         parameters: vec![("p".into(), Parameter::Uint(1))],
-        error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
+        error: Some(WireError {
+            code: ErrorCode::NotFound,
+            message: "no".into(),
+            of_region: false,
+        }),
         empty: true,
         last: true,
         ready: true,
@@ -159,15 +178,32 @@ fn frames_round_trip() {
         spin_us: 200,
         metrics: "[]".into(),
         auto_detect: true,
-        device: Some(Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 1 << 20 }),
+        device: Some(Device {
+            number: 3,
+            uuid: "GPU-3".into(),
+            visible: vec![3, 0],
+            pinned: 1 << 20,
+        }),
     });
     let metrics = ToWorker::Metrics("mode: both".into());
     let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
-    let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
+    let credits =
+        ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
     let release = ToWorker::Release(vec![1, 2]);
     let unmap = ToWorker::Unmap(vec![9]);
     let cancel = ToWorker::CancelRequest(7, 1);
-    let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, unmap, answer(), cancel];
+    let frames = [
+        load,
+        execute(),
+        release,
+        ToWorker::Shutdown,
+        metrics,
+        ended,
+        credits,
+        unmap,
+        answer(),
+        cancel,
+    ];
     for frame in frames.into_iter().chain([ToWorker::CheckReadiness]) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
@@ -180,10 +216,25 @@ fn frames_round_trip() {
         has_readiness_check: true,
         pinned: 6,
     });
-    let verbs = [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
-    let more = [ToFrontend::Taken(5, 2), ToFrontend::CancelCall(5), ToFrontend::Returned(vec![FIRST_CALL_LOAN])];
+    let verbs = [
+        Verb::Load(vec![("config".into(), vec![b'{', b'}'])]),
+        Verb::Unload(true),
+        Verb::IsReady("3".into()),
+    ];
+    let more = [
+        ToFrontend::Taken(5, 2),
+        ToFrontend::CancelCall(5),
+        ToFrontend::Returned(vec![FIRST_CALL_LOAN]),
+    ];
     let more = more.into_iter().chain([ToFrontend::RegionsLost(vec![9, 3])]);
-    let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
+    let frames = [
+        loaded,
+        ToFrontend::LoadFailed("why".into()),
+        done(),
+        response(),
+        call(),
+        ToFrontend::Ready(true),
+    ];
     for frame in frames
         .into_iter()
         .chain(more)

@@ -16,19 +16,23 @@ pub enum ToFrontend {
     LoadFailed(String),
     /// The outcome of a batch.
     Done(Done),
-    /// One response to a request that is answered separately from its batch: a request of a decoupled model, or a deferred one.
+    /// One response to a request that is answered separately from its batch: a request of a
+    /// decoupled model, or a deferred one.
     Response(Response),
     /// A request of the model to another model.
     Call(Call),
     /// A request of the model to the repository.
     Manage(Manage),
-    /// A call, and the number of its answers that the model has taken so far: [`CREDITS`](super::CREDITS) more may follow.
+    /// A call, and the number of its answers that the model has taken so far:
+    /// [`CREDITS`](super::CREDITS) more may follow.
     Taken(u64, u64),
     /// The model no longer needs the answers of this call.
     CancelCall(u64),
-    /// Batches or loans whose inputs the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) and has released.
+    /// Batches or loans whose inputs the worker kept ([`Done::held`],
+    /// [`Answer::loan`](super::Answer::loan)) and has released.
     Returned(Vec<u64>),
-    /// Regions whose descriptors the worker could not receive: they must be announced again before they can be used.
+    /// Regions whose descriptors the worker could not receive: they must be announced again before
+    /// they can be used.
     RegionsLost(Vec<u64>),
     /// The answer of the model to [`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness).
     Ready(bool),
@@ -58,13 +62,15 @@ pub struct Response {
 /// Facts about the instance that the worker has loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
-    /// The engine that executes the model, for logs and the served configuration, for example `onnxruntime 1.31.1`.
+    /// The engine that executes the model, for logs and the served configuration, for example
+    /// `onnxruntime 1.31.1`.
     pub engine: String,
     /// The growth of the process's resident memory during the load, bytes.
     pub memory: u64,
     /// Whether its batches need [`details`](super::BatchRequest::details).
     pub details: bool,
-    /// Whether the model has a readiness check ([`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness)).
+    /// Whether the model has a readiness check
+    /// ([`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness)).
     pub has_readiness_check: bool,
     /// Bytes of its arenas that it has registered with the driver of its GPU.
     pub pinned: u64,
@@ -87,9 +93,11 @@ pub struct Done {
     pub parameters: Vec<(u32, Parameters)>,
     /// Requests to execute once more (iterative sequences), by position in the batch, ascending.
     pub rescheduled: Vec<u32>,
-    /// Requests that continue after the batch, by position in the batch, ascending: later [`Response`]s answer them.
+    /// Requests that continue after the batch, by position in the batch, ascending: later
+    /// [`Response`]s answer them.
     pub open: Vec<u32>,
-    /// Whether the worker still uses the inputs: their memory must not be reused until [`ToFrontend::Returned`] names the batch.
+    /// Whether the worker still uses the inputs: their memory must not be reused until
+    /// [`ToFrontend::Returned`] names the batch.
     pub held: bool,
 }
 
@@ -98,8 +106,9 @@ pub struct Done {
 pub struct OutputBlock {
     /// Position in the configuration's outputs.
     pub output: u16,
-    /// The positions in the batch of the requests that it belongs to, ascending; empty for all. A batch whose states differ in
-    /// shape is executed in parts, and each part gives a separate output.
+    /// The positions in the batch of the requests that it belongs to, ascending; empty for all. A
+    /// batch whose states differ in shape is executed in parts, and each part gives a separate
+    /// output.
     pub requests: Vec<u32>,
     /// The datatype of the elements.
     pub datatype: DataType,
@@ -109,9 +118,11 @@ pub struct OutputBlock {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Whether it is in the memory of the [`Placement`](super::Placement) of its only request, not in the arena.
+    /// Whether it is in the memory of the [`Placement`](super::Placement) of its only request, not
+    /// in the arena.
     pub in_client_memory: bool,
-    /// The batch or loan that contains it, if an input is passed on: `offset` is then in the input arena. Only in a [`Done`].
+    /// The batch or loan that contains it, if an input is passed on: `offset` is then in the input
+    /// arena. Only in a [`Done`].
     pub loan: Option<u64>,
 }
 

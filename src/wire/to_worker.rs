@@ -20,7 +20,8 @@ pub enum ToWorker {
     Shutdown,
     /// New definitions of metrics that replace [`Load::metrics`].
     Metrics(String),
-    /// Sequences that ended without an END step (idle, cancelled or abandoned), by [`SequenceStep::key`].
+    /// Sequences that ended without an END step (idle, cancelled or abandoned), by
+    /// [`SequenceStep::key`].
     SequenceEnded(Vec<u64>),
     /// The client of a decoupled model has taken responses.
     Credits(Credits),
@@ -28,10 +29,12 @@ pub enum ToWorker {
     Unmap(Vec<u64>),
     /// An answer to a [`Call`](super::Call) or [`Manage`](super::Manage) of the worker.
     Answer(Answer),
-    /// The batch and the position in it of a deferred request ([`Done::open`](super::Done::open)) that was abandoned.
+    /// The batch and the position in it of a deferred request ([`Done::open`](super::Done::open))
+    /// that was abandoned.
     CancelRequest(u64, u32),
     /// Requests [`ToFrontend::Ready`](super::ToFrontend::Ready). Sent only to workers with
-    /// [`Loaded::has_readiness_check`](super::Loaded::has_readiness_check), and only after the answer to the previous one.
+    /// [`Loaded::has_readiness_check`](super::Loaded::has_readiness_check), and only after the
+    /// answer to the previous one.
     CheckReadiness,
 }
 
@@ -54,9 +57,11 @@ pub struct Load {
     pub initial_states: String,
     /// The maximum number of threads of one execution.
     pub threads: u32,
-    /// The longest time in microseconds that the worker looks for its next frame before it sleeps; 0 to sleep at once.
+    /// The longest time in microseconds that the worker looks for its next frame before it sleeps;
+    /// 0 to sleep at once.
     pub spin_us: u32,
-    /// The metrics that `metrics.yaml` defines, as [`WorkerMetrics::encode`](crate::metrics::worker_metrics::WorkerMetrics::encode)
+    /// The metrics that `metrics.yaml` defines, as
+    /// [`WorkerMetrics::encode`](crate::metrics::worker_metrics::WorkerMetrics::encode)
     /// returns them.
     pub metrics: String,
     /// Whether the model may record metrics that are not defined there.
@@ -65,16 +70,19 @@ pub struct Load {
     pub device: Option<Device>,
 }
 
-/// The GPU of an instance. The process sees it as device 0, independent of its number on the machine.
+/// The GPU of an instance. The process sees it as device 0, independent of its number on the
+/// machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// The number on the machine, for messages and metrics.
     pub number: u32,
     /// The UUID of the GPU or of the MIG device on it.
     pub uuid: String,
-    /// The numbers on the machine of all devices that the process sees, in its order; the first is `number`.
+    /// The numbers on the machine of all devices that the process sees, in its order; the first is
+    /// `number`.
     pub visible: Vec<u32>,
-    /// Bytes at the start of each arena that the process registers with the driver, so that copies from and to them are direct.
+    /// Bytes at the start of each arena that the process registers with the driver, so that copies
+    /// from and to them are direct.
     pub pinned: u64,
 }
 
@@ -95,9 +103,11 @@ pub struct Execute {
     pub flags: u8,
     /// Outputs that the worker writes into client memory.
     pub placements: Vec<Placement>,
-    /// For outputs of `placements` that are not split by rows: the output, and the number of its elements for each request.
+    /// For outputs of `placements` that are not split by rows: the output, and the number of its
+    /// elements for each request.
     pub elements: Vec<(u16, Vec<u64>)>,
-    /// Rescheduled requests of a decoupled model that already have responses from an earlier batch.
+    /// Rescheduled requests of a decoupled model that already have responses from an earlier
+    /// batch.
     pub resumed: Vec<Resumed>,
 }
 
@@ -138,7 +148,8 @@ pub struct BatchRequest {
     pub parameters: Parameters,
     /// The step of a sequence, for a model with sequences.
     pub sequence: Option<SequenceStep>,
-    /// Further parameters of the client, for backends that need them ([`Loaded::details`](super::Loaded::details)).
+    /// Further parameters of the client, for backends that need them
+    /// ([`Loaded::details`](super::Loaded::details)).
     pub details: Option<Box<Details>>,
 }
 
@@ -157,20 +168,23 @@ pub struct Details {
     pub timeout_us: u64,
     /// The requested outputs, as positions in the configuration; empty for all.
     pub outputs: Vec<u16>,
-    /// The client's order of the inputs, as positions in the configuration; empty if that is the order of the configuration.
+    /// The client's order of the inputs, as positions in the configuration; empty if that is the
+    /// order of the configuration.
     pub input_order: Vec<u16>,
     /// Whether the request is traced.
     pub traced: bool,
     /// The trace context for other tracers, as JSON, if a collector receives the trace.
     pub trace_context: Option<String>,
-    /// The shapes of its ragged inputs, by position in the configuration: the batch has one dimension.
+    /// The shapes of its ragged inputs, by position in the configuration: the batch has one
+    /// dimension.
     pub ragged: Vec<(u16, Vec<i64>)>,
 }
 
 /// The step of a sequence that a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceStep {
-    /// The number of the sequence, unique during the life of the frontend: a correlation id that is used again gets another.
+    /// The number of the sequence, unique during the life of the frontend: a correlation id that
+    /// is used again gets another.
     pub key: u64,
     /// Whether it is the first step: its state is the initial one.
     pub start: bool,
@@ -181,7 +195,8 @@ pub struct SequenceStep {
 /// An input of a batch in the frontend's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputBlock {
-    /// Position in the configuration's inputs; higher numbers are the targets of its batch inputs, then its control inputs.
+    /// Position in the configuration's inputs; higher numbers are the targets of its batch inputs,
+    /// then its control inputs.
     pub input: u16,
     /// The datatype of the elements.
     pub datatype: DataType,
@@ -191,7 +206,8 @@ pub struct InputBlock {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// All parts of the input in batch order, if any is in client memory; empty if the input is contiguous in the arena.
+    /// All parts of the input in batch order, if any is in client memory; empty if the input is
+    /// contiguous in the arena.
     pub pieces: Vec<Piece>,
 }
 
@@ -210,19 +226,22 @@ pub struct Piece {
     pub elements: u64,
 }
 
-/// The maximum number of responses of one request that a worker may have sent and the client has not taken, so that a slow
-/// reader uses bounded memory. An empty final response or an error that ends the request does not count.
+/// The maximum number of responses of one request that a worker may have sent and the client has
+/// not taken, so that a slow reader uses bounded memory. An empty final response or an error that
+/// ends the request does not count.
 pub const CREDITS: u32 = 32;
 
-/// The number of responses of a request that the client has taken: the worker may send that many more.
+/// The number of responses of a request that the client has taken: the worker may send that many
+/// more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credits {
     /// The batch's number. Credits for a batch that is over have no effect.
     pub batch: u64,
     /// The request's position in it.
     pub request: u32,
-    /// The total number of responses that the client has taken, earlier batches included, so that repeated frames do no harm. An
-    /// unchanged total only wakes a waiting worker, which then reads its [`flags`](super::flags).
+    /// The total number of responses that the client has taken, earlier batches included, so that
+    /// repeated frames do no harm. An unchanged total only wakes a waiting worker, which then
+    /// reads its [`flags`](super::flags).
     pub taken: u64,
     /// The same as [`ToWorker::Release`], without a separate frame.
     pub released: Vec<u64>,
@@ -325,11 +344,32 @@ fields!(Load {
     device
 });
 fields!(Device { number, uuid, visible, pinned });
-fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
+fields!(Execute {
+    batch,
+    requests,
+    inputs,
+    outputs,
+    released,
+    flags,
+    placements,
+    elements,
+    resumed
+});
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence, details });
-fields!(Details { correlation, start, end, priority, timeout_us, outputs, input_order, traced, trace_context, ragged });
+fields!(Details {
+    correlation,
+    start,
+    end,
+    priority,
+    timeout_us,
+    outputs,
+    input_order,
+    traced,
+    trace_context,
+    ragged
+});
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });

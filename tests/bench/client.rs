@@ -36,7 +36,8 @@ impl Protocol {
 
 /// One connection that repeats one request, or cycles through requests that differ in numbers.
 pub(crate) trait Client: Send {
-    /// Sends the next request, reads the whole response, and checks its status and that its length is that of the first one.
+    /// Sends the next request, reads the whole response, and checks its status and that its length
+    /// is that of the first one.
     fn exchange(&mut self) -> Result<(), String>;
 
     /// Sends the next request and returns the tensors of the response.
@@ -66,7 +67,9 @@ pub(crate) fn connect(
             let turns = requests(&|step| workload.http_request(step));
             Box::new(HttpClient::connect(workload, turns, address)?)
         }
-        Protocol::Grpc => Box::new(GrpcClient::connect(requests(&|step| workload.grpc_request(step)), address)?),
+        Protocol::Grpc => {
+            Box::new(GrpcClient::connect(requests(&|step| workload.grpc_request(step)), address)?)
+        }
     })
 }
 

@@ -1,7 +1,7 @@
 //! The upper limit: axum and tonic with the same bytes and without a server behind them.
 //!
-//! Receives the same requests as the servers and answers with as many bytes. Runs as a separate process, so that it shares
-//! nothing with the load generator.
+//! Receives the same requests as the servers and answers with as many bytes. Runs as a separate
+//! process, so that it shares nothing with the load generator.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -30,7 +30,8 @@ use crate::workload::Workload;
 /// A port is in use, or a listener fails.
 pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
     exit_with_parent();
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the echo's runtime: {error}"))?;
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| format!("the echo's runtime: {error}"))?;
     runtime.block_on(async {
         let grpc = tonic::transport::Server::builder().add_service(GrpcEcho).serve(loopback(grpc));
         tokio::select! {
@@ -63,17 +64,20 @@ async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
 /// Returns the routes over HTTP.
 pub(crate) fn router() -> Router {
     let mut router = Router::new().route("/v2/health/ready", get(|| async {}));
-    for workload in
-        Workload::ALL.into_iter().filter(|workload| !matches!(workload, Workload::Python(_) | Workload::Handler))
+    for workload in Workload::ALL
+        .into_iter()
+        .filter(|workload| !matches!(workload, Workload::Python(_) | Workload::Handler))
     {
         let (head, length) = (workload.http_response_head().len(), workload.http_response_length());
         let path = format!("/v2/models/{}/infer", workload.model());
-        router = router.route(&path, post(move |body: Bytes| async move { http_echo(&body, head, length) }));
+        router = router
+            .route(&path, post(move |body: Bytes| async move { http_echo(&body, head, length) }));
     }
     router
 }
 
-/// Returns the last `length` bytes of the request: its JSON head is longer than the response's, and the tensors are as long.
+/// Returns the last `length` bytes of the request: its JSON head is longer than the response's, and
+/// the tensors are as long.
 fn http_echo(body: &Bytes, head: usize, length: usize) -> Response {
     let body = body.slice(body.len().saturating_sub(length)..);
     let response = Response::builder()
@@ -116,12 +120,12 @@ impl UnaryService<ModelInferRequest> for ModelInfer {
 
     fn call(&mut self, request: Request<ModelInferRequest>) -> Self::Future {
         let request = request.into_inner();
-        let workload = Workload::ALL.into_iter().find(|workload| workload.model() == request.model_name);
-        let unknown = || Status::not_found(format!("the echo has no model '{}'", request.model_name));
-        ready(
-            workload
-                .ok_or_else(unknown)
-                .map(|workload| tonic::Response::new(workload.grpc_response(request.raw_input_contents))),
-        )
+        let workload =
+            Workload::ALL.into_iter().find(|workload| workload.model() == request.model_name);
+        let unknown =
+            || Status::not_found(format!("the echo has no model '{}'", request.model_name));
+        ready(workload.ok_or_else(unknown).map(|workload| {
+            tonic::Response::new(workload.grpc_response(request.raw_input_contents))
+        }))
     }
 }

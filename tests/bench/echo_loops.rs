@@ -40,7 +40,8 @@ impl Listener for Dealt {
     }
 }
 
-/// Serves both protocols on loopback until standard input ends. Connections go to the event loops in turn.
+/// Serves both protocols on loopback until standard input ends. Connections go to the event loops
+/// in turn.
 ///
 /// # Errors
 /// A port is in use, a thread cannot be created, or a listener fails.
@@ -52,7 +53,9 @@ pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
     let processors = thread::available_parallelism().map_err(failed)?.get();
     let loops: io::Result<Vec<_>> = (0..processors).map(|_| start()).collect();
     let (http_loops, grpc_loops): (Vec<_>, Vec<_>) = loops.map_err(failed)?.into_iter().unzip();
-    thread::spawn(move || deal(&grpc, &grpc_loops).inspect_err(|error| eprintln!("the gRPC echo: {error}")));
+    thread::spawn(move || {
+        deal(&grpc, &grpc_loops).inspect_err(|error| eprintln!("the gRPC echo: {error}"))
+    });
     deal(&http, &http_loops).map_err(failed)
 }
 

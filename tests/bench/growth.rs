@@ -37,6 +37,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let case = Case { workload, protocol, clients: options.clients.into() };
     let target = Target { address: options.address, process: None, verify: true };
     let sample = measure(case, target, options.seconds)?;
-    println!(r#"{{"rate": {:.1}, "p50": {:.1}, "p99": {:.1}}}"#, sample.rate, sample.p50, sample.p99);
+    println!(
+        r#"{{"rate": {:.1}, "p50": {:.1}, "p99": {:.1}}}"#,
+        sample.rate, sample.p50, sample.p99
+    );
     Ok(())
 }

@@ -38,7 +38,9 @@ impl GrpcClient {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("the client's runtime: {error}"))?;
         let sender = runtime.block_on(async {
-            timeout(EXCHANGE_TIMEOUT, open(address)).await.unwrap_or_else(|_| Err("no response in time".to_owned()))
+            timeout(EXCHANGE_TIMEOUT, open(address))
+                .await
+                .unwrap_or_else(|_| Err("no response in time".to_owned()))
         });
         let sender = sender.map_err(|error| format!("gRPC to {address}: {error}"))?;
         let request = Request::post(format!("http://{address}{GRPC_PATH}"))
@@ -54,7 +56,9 @@ impl GrpcClient {
     fn round_trip(&mut self, keep: bool) -> Result<(usize, BytesMut), String> {
         let call = call(&mut self.sender, self.request.clone(), self.messages.next(), keep);
         let result = self.runtime.block_on(async { timeout(EXCHANGE_TIMEOUT, call).await });
-        result.unwrap_or_else(|_| Err(format!("gRPC: no response in {} s", EXCHANGE_TIMEOUT.as_secs())))
+        result.unwrap_or_else(|_| {
+            Err(format!("gRPC: no response in {} s", EXCHANGE_TIMEOUT.as_secs()))
+        })
     }
 }
 
@@ -79,7 +83,9 @@ impl Client for GrpcClient {
             return Err(format!("gRPC: a response of only {} bytes", message.len()));
         }
         let response = ModelInferResponse::decode(message.slice(5..));
-        response.map(|response| response.raw_output_contents).map_err(|error| format!("gRPC response: {error}"))
+        response
+            .map(|response| response.raw_output_contents)
+            .map_err(|error| format!("gRPC response: {error}"))
     }
 }
 
@@ -88,7 +94,8 @@ async fn open(address: SocketAddr) -> Result<SendRequest<Bytes>, String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    let (sender, connection) = builder.handshake(stream).await.map_err(|error| error.to_string())?;
+    let (sender, connection) =
+        builder.handshake(stream).await.map_err(|error| error.to_string())?;
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -132,12 +139,16 @@ async fn read_message(body: &mut RecvStream, keep: bool) -> Result<(usize, Bytes
 }
 
 fn check_status(headers: &HeaderMap) -> Result<(), String> {
-    let text = |name: &str| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    let text = |name: &str| {
+        headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+    };
     match text("grpc-status").as_deref() {
         Some("0") => Ok(()),
-        status => {
-            Err(format!("grpc-status {}: {}", status.unwrap_or("missing"), text("grpc-message").unwrap_or_default()))
-        }
+        status => Err(format!(
+            "grpc-status {}: {}",
+            status.unwrap_or("missing"),
+            text("grpc-message").unwrap_or_default()
+        )),
     }
 }
 
@@ -148,8 +159,9 @@ mod tests {
 
     #[test]
     fn only_status_zero_passes() {
-        let with =
-            |status: &'static str| HeaderMap::from_iter([("grpc-status".parse().unwrap(), status.parse().unwrap())]);
+        let with = |status: &'static str| {
+            HeaderMap::from_iter([("grpc-status".parse().unwrap(), status.parse().unwrap())])
+        };
         assert_eq!(check_status(&with("0")), Ok(()));
         assert_eq!(check_status(&with("14")), Err("grpc-status 14: ".to_owned()));
         assert_eq!(check_status(&HeaderMap::new()), Err("grpc-status missing: ".to_owned()));

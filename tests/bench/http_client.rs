@@ -1,4 +1,5 @@
-//! An HTTP/1.1 client with minimal overhead: sends prebuilt bytes and checks the length of the response.
+//! An HTTP/1.1 client with minimal overhead: sends prebuilt bytes and checks the length of the
+//! response.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -36,14 +37,21 @@ impl HttpClient {
     ///
     /// # Errors
     /// The connection fails.
-    pub(crate) fn connect(workload: Workload, requests: Turns, address: SocketAddr) -> Result<Self, String> {
+    pub(crate) fn connect(
+        workload: Workload,
+        requests: Turns,
+        address: SocketAddr,
+    ) -> Result<Self, String> {
         let stream = open(address).map_err(|error| format!("HTTP to {address}: {error}"))?;
         Ok(Self { workload, stream, requests, buffer: vec![0; HEAD_LIMIT], expected: None })
     }
 
-    /// Sends the next request and reads the response into the buffer. Returns the range of its body.
+    /// Sends the next request and reads the response into the buffer. Returns the range of its
+    /// body.
     fn round_trip(&mut self) -> Result<(usize, usize), String> {
-        self.stream.write_all(&self.requests.next()).map_err(|error| format!("HTTP write: {error}"))?;
+        self.stream
+            .write_all(&self.requests.next())
+            .map_err(|error| format!("HTTP write: {error}"))?;
         let (head, filled) = read_head(&mut self.stream, &mut self.buffer)?;
         let end = head.end + head.body;
         if self.buffer.len() < end {
@@ -52,7 +60,9 @@ impl HttpClient {
         if filled > end {
             return Err(format!("HTTP: {} bytes after the response", filled - end));
         }
-        self.stream.read_exact(&mut self.buffer[filled..end]).map_err(|error| format!("HTTP read: {error}"))?;
+        self.stream
+            .read_exact(&mut self.buffer[filled..end])
+            .map_err(|error| format!("HTTP read: {error}"))?;
         if head.status != 200 {
             let text = String::from_utf8_lossy(&self.buffer[head.end..end.min(head.end + 300)]);
             return Err(format!("HTTP status {}: {text}", head.status));
@@ -79,7 +89,10 @@ impl Client for HttpClient {
         let (begin, end) = self.round_trip()?;
         let body = Bytes::copy_from_slice(&self.buffer[begin..end]);
         let payload = self.workload.payload();
-        let head = body.len().checked_sub(payload).ok_or(format!("HTTP: a body of only {} bytes", body.len()))?;
+        let head = body
+            .len()
+            .checked_sub(payload)
+            .ok_or(format!("HTTP: a body of only {} bytes", body.len()))?;
         let mut tensors = body.slice(head..);
         Ok(self.workload.answer().iter().map(|output| tensors.split_to(output.len())).collect())
     }
@@ -103,8 +116,8 @@ pub(crate) fn get_status(address: SocketAddr, path: &str) -> Result<u16, String>
 pub(crate) fn post(address: SocketAddr, path: &str, json: &str) -> Result<(u16, Vec<u8>), String> {
     let mut stream = open(address).map_err(|error| error.to_string())?;
     let request = format!(
-        "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {}\r\n\r\n{json}",
+        "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: \
+         application/json\r\nContent-Length: {}\r\n\r\n{json}",
         json.len()
     );
     stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
@@ -123,19 +136,23 @@ fn open(address: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads until the head is complete. Returns it with the number of bytes in the buffer, which may include some of the body.
+/// Reads until the head is complete. Returns it with the number of bytes in the buffer, which may
+/// include some of the body.
 fn read_head(stream: &mut impl Read, buffer: &mut [u8]) -> Result<(Head, usize), String> {
     let mut filled = 0;
     loop {
         match stream.read(&mut buffer[filled..]) {
-            Ok(0) if filled == buffer.len() => return Err(format!("HTTP: a head of more than {filled} bytes")),
+            Ok(0) if filled == buffer.len() => {
+                return Err(format!("HTTP: a head of more than {filled} bytes"));
+            }
             Ok(0) => return Err("HTTP: the server closed the connection".to_owned()),
             Ok(count) => filled += count,
             Err(error) => return Err(format!("HTTP read: {error}")),
         }
         let searched = &buffer[..filled.min(HEAD_LIMIT)];
         if let Some(end) = searched.windows(4).position(|window| window == b"\r\n\r\n") {
-            return parse_head(&buffer[..end]).map(|(status, body)| (Head { status, end: end + 4, body }, filled));
+            return parse_head(&buffer[..end])
+                .map(|(status, body)| (Head { status, end: end + 4, body }, filled));
         }
     }
 }
@@ -150,8 +167,11 @@ fn parse_head(head: &[u8]) -> Result<(u16, usize), String> {
     let length = lines.filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok()).flatten()
     });
-    // Chunked responses would need another reader, and every measured server sends a Content-Length.
-    length.map(|length| (status, length)).ok_or_else(|| format!("HTTP: status {status} without a Content-Length"))
+    // Chunked responses would need another reader, and every measured server sends a
+    // Content-Length.
+    length
+        .map(|length| (status, length))
+        .ok_or_else(|| format!("HTTP: status {status} without a Content-Length"))
 }
 
 #[cfg(test)]
@@ -166,7 +186,10 @@ mod tests {
         let seen = result.map(|(head, filled)| {
             (head.status, head.body, String::from_utf8(buffer[head.end..filled].to_vec()).unwrap())
         });
-        let seen = seen.as_ref().map(|(status, body, rest)| (*status, *body, rest.as_str())).map_err(String::as_str);
+        let seen = seen
+            .as_ref()
+            .map(|(status, body, rest)| (*status, *body, rest.as_str()))
+            .map_err(String::as_str);
         assert_eq!(seen, expected);
     }
 

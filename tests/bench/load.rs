@@ -1,4 +1,5 @@
-//! The closed loop: N connections on N threads, each sending the next request as soon as the response arrives.
+//! The closed loop: N connections on N threads, each sending the next request as soon as the
+//! response arrives.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -21,7 +22,8 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns every case, in the order of the report. `chosen` replaces the numbers of clients, if it has any.
+    /// Returns every case, in the order of the report. `chosen` replaces the numbers of clients, if
+    /// it has any.
     pub(crate) fn all(chosen: &[usize]) -> Vec<Self> {
         let mut cases = Vec::new();
         for workload in Workload::ALL {
@@ -35,7 +37,11 @@ impl Case {
                     _ => &[1, 8],
                 };
                 let clients = if chosen.is_empty() || usual.is_empty() { usual } else { chosen };
-                cases.extend(clients.iter().map(|clients| Self { workload, protocol, clients: *clients }));
+                cases.extend(clients.iter().map(|clients| Self {
+                    workload,
+                    protocol,
+                    clients: *clients,
+                }));
             }
         }
         cases
@@ -84,7 +90,8 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Runs one case against one server for the given time.
 ///
 /// # Errors
-/// The connection fails, a response has an error status or another length than the first, or the tensors are wrong.
+/// The connection fails, a response has an error status or another length than the first, or the
+/// tensors are wrong.
 pub(crate) fn measure(case: Case, target: Target, time: Duration) -> Result<Sample, String> {
     let Target { address, process, verify } = target;
     let mut clients = Vec::new();
@@ -92,7 +99,10 @@ pub(crate) fn measure(case: Case, target: Target, time: Duration) -> Result<Samp
         let mut client = connect(case.protocol, case.workload, (number, case.clients), address)?;
         let tensors = client.probe()?;
         if verify && tensors != case.workload.answer() {
-            return Err(format!("wrong response: the {} tensors differ from the expected ones", tensors.len()));
+            return Err(format!(
+                "wrong response: the {} tensors differ from the expected ones",
+                tensors.len()
+            ));
         }
         while client.has_first() {
             client.exchange()?;
@@ -103,14 +113,18 @@ pub(crate) fn measure(case: Case, target: Target, time: Duration) -> Result<Samp
     let begin = Instant::now() + WARM_UP;
     let end = begin + time;
     let results: Vec<_> = thread::scope(|scope| {
-        let start = |mut client: Box<dyn Client>| scope.spawn(move || drive(client.as_mut(), begin, end));
+        let start =
+            |mut client: Box<dyn Client>| scope.spawn(move || drive(client.as_mut(), begin, end));
         let threads: Vec<_> = clients.into_iter().map(start).collect();
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
             .collect()
     });
-    let used = process.and_then(processor_time).zip(used).map(|(after, before)| after.saturating_sub(before));
+    let used = process
+        .and_then(processor_time)
+        .zip(used)
+        .map(|(after, before)| after.saturating_sub(before));
     let (mut latencies, mut requests) = (Vec::new(), 0);
     for result in results {
         let (measured, count) = result?;
@@ -121,7 +135,8 @@ pub(crate) fn measure(case: Case, target: Target, time: Duration) -> Result<Samp
     Ok(Sample { processor, ..sample(latencies, time, case.workload.payload())? })
 }
 
-/// Returns the latencies, in nanoseconds, of the responses between `begin` and `end`, and the number of all responses.
+/// Returns the latencies, in nanoseconds, of the responses between `begin` and `end`, and the
+/// number of all responses.
 fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<(Vec<u64>, u64), String> {
     let (mut latencies, mut requests) = (Vec::new(), 0);
     loop {
@@ -156,8 +171,12 @@ mod tests {
 
     #[test]
     fn a_sample_summarizes_the_window() {
-        let sample = sample(vec![3_000, 1_000, 2_000, 9_000], Duration::from_secs(2), 500_000).unwrap();
-        assert_eq!(sample, Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0, processor: 0.0 });
+        let sample =
+            sample(vec![3_000, 1_000, 2_000, 9_000], Duration::from_secs(2), 500_000).unwrap();
+        assert_eq!(
+            sample,
+            Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0, processor: 0.0 }
+        );
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! The benchmark: compares this server with the limit of its libraries and with a real Triton in one run.
+//! The benchmark: compares this server with the limit of its libraries and with a real Triton in
+//! one run.
 //!
-//! Rounds alternate between the servers, and every ratio is of one round: on shared machines absolute numbers vary more than the
-//! differences of interest. Informational only; the exit status says whether the measurement succeeded.
+//! Rounds alternate between the servers, and every ratio is of one round: on shared machines
+//! absolute numbers vary more than the differences of interest. Informational only; the exit status
+//! says whether the measurement succeeded.
 
 mod client;
 mod counter;
@@ -46,7 +48,8 @@ struct Options {
     /// Seconds per measurement, after a short warm-up.
     #[arg(long, default_value = "2", value_parser = load::seconds)]
     seconds: Duration,
-    /// Comma-separated names of servers (echo, pharos, triton, torchserve) and parts of case names (simple/grpc/8).
+    /// Comma-separated names of servers (echo, pharos, triton, torchserve) and parts of case names
+    /// (simple/grpc/8).
     #[arg(long, default_value = "", hide_default_value = true)]
     only: String,
     /// Comma-separated numbers of clients, instead of those of each case.
@@ -80,16 +83,26 @@ struct Selection {
 
 impl Selection {
     fn parse(only: &str, clients: &[u16]) -> Result<Self, String> {
-        let all = Case::all(&clients.iter().map(|clients| usize::from(*clients)).collect::<Vec<_>>());
-        let terms: Vec<_> = only.split(',').map(str::trim).filter(|term| !term.is_empty()).collect();
+        let all =
+            Case::all(&clients.iter().map(|clients| usize::from(*clients)).collect::<Vec<_>>());
+        let terms: Vec<_> =
+            only.split(',').map(str::trim).filter(|term| !term.is_empty()).collect();
         let is_server = |term: &str| Kind::ALL.iter().any(|kind| kind.name() == term);
-        let (servers, parts): (Vec<_>, Vec<_>) = terms.into_iter().partition(|term| is_server(term));
-        let kinds = Kind::ALL.into_iter().filter(|kind| servers.is_empty() || servers.contains(&kind.name())).collect();
-        let wanted = |case: &Case| parts.is_empty() || parts.iter().any(|part| case.name().contains(part));
+        let (servers, parts): (Vec<_>, Vec<_>) =
+            terms.into_iter().partition(|term| is_server(term));
+        let kinds = Kind::ALL
+            .into_iter()
+            .filter(|kind| servers.is_empty() || servers.contains(&kind.name()))
+            .collect();
+        let wanted =
+            |case: &Case| parts.is_empty() || parts.iter().any(|part| case.name().contains(part));
         let cases: Vec<_> = all.iter().copied().filter(wanted).collect();
         if cases.is_empty() {
             let names: Vec<_> = all.iter().map(Case::name).collect();
-            return Err(format!("--only {only} matches no case; the cases are {}", names.join(", ")));
+            return Err(format!(
+                "--only {only} matches no case; the cases are {}",
+                names.join(", ")
+            ));
         }
         Ok(Self { kinds, cases })
     }
@@ -100,8 +113,10 @@ impl Selection {
 
     /// Removes the cases with Python models, and prints the reason, if this server cannot run them.
     fn leave_out_python(&mut self, programs: &Programs) {
-        let in_python = |case: &Case| matches!(case.workload, Workload::Python(_) | Workload::Handler);
-        let here = [Kind::Pharos, Kind::PharosTorchserve].iter().any(|kind| self.kinds.contains(kind));
+        let in_python =
+            |case: &Case| matches!(case.workload, Workload::Python(_) | Workload::Handler);
+        let here =
+            [Kind::Pharos, Kind::PharosTorchserve].iter().any(|kind| self.kinds.contains(kind));
         let reason = programs.no_python().filter(|_| here && self.cases.iter().any(in_python));
         if let Some(reason) = reason {
             println!("models in Python: skipped: {reason}");
@@ -136,7 +151,8 @@ fn run(options: &Options) -> Result<(), String> {
     let mut selection = Selection::parse(&options.only, &options.clients)?;
     selection.leave_out_python(&Programs::find());
     let stop = stop_on_signal()?;
-    let scratch = Scratch::new().map_err(|error| format!("cannot create a temporary folder: {error}"))?;
+    let scratch =
+        Scratch::new().map_err(|error| format!("cannot create a temporary folder: {error}"))?;
     let servers = start(&selection, options.skip_triton, &scratch)?;
     let pharos = servers.iter().find(|server| server.kind == Kind::Pharos);
     let before = pharos.map(memory);
@@ -149,16 +165,21 @@ fn run(options: &Options) -> Result<(), String> {
     check(&rows)
 }
 
-/// Handles SIGINT and SIGTERM: the run ends between two measurements, so that servers are stopped and files removed.
+/// Handles SIGINT and SIGTERM: the run ends between two measurements, so that servers are stopped
+/// and files removed.
 fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error: std::io::Error| format!("signals: {error}");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let (mut interrupt, mut terminate) = {
         let _guard = runtime.enter();
-        (signal(SignalKind::interrupt()).map_err(failed)?, signal(SignalKind::terminate()).map_err(failed)?)
+        (
+            signal(SignalKind::interrupt()).map_err(failed)?,
+            signal(SignalKind::terminate()).map_err(failed)?,
+        )
     };
     std::thread::spawn(move || {
         runtime.block_on(async {
@@ -170,7 +191,11 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
 }
 
 /// Starts the selected servers. Peers are optional; the others are required.
-fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<Vec<Server>, String> {
+fn start(
+    selection: &Selection,
+    skip_triton: bool,
+    scratch: &Scratch,
+) -> Result<Vec<Server>, String> {
     let programs = Programs::find();
     let mut servers = Vec::new();
     for kind in Kind::ALL.into_iter().filter(|kind| selection.needs(*kind)) {
@@ -188,16 +213,25 @@ fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<
     if servers.is_empty() { Err("no servers to measure".to_owned()) } else { Ok(servers) }
 }
 
-fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &AtomicBool) -> Result<Vec<Row>, String> {
+fn measure_all(
+    options: &Options,
+    cases: &[Case],
+    servers: &[Server],
+    stop: &AtomicBool,
+) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for case in cases {
         rows.push(
-            servers.iter().map(|server| Row { case: *case, kind: server.kind, rounds: Vec::new() }).collect::<Vec<_>>(),
+            servers
+                .iter()
+                .map(|server| Row { case: *case, kind: server.kind, rounds: Vec::new() })
+                .collect::<Vec<_>>(),
         );
     }
     for round in 0..options.rounds {
         for (rows, case) in rows.iter_mut().zip(cases) {
-            let mut turns: Vec<_> = rows.iter_mut().zip(servers).filter(|(row, _)| is_measured(row)).collect();
+            let mut turns: Vec<_> =
+                rows.iter_mut().zip(servers).filter(|(row, _)| is_measured(row)).collect();
             // Odd rounds run in reverse order, so that no server always runs second.
             if round % 2 == 1 {
                 turns.reverse();
@@ -208,7 +242,9 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
                 }
                 let sample = measure(*case, server.target(case.protocol), options.seconds);
                 let shown = match &sample {
-                    Ok(sample) => format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99),
+                    Ok(sample) => {
+                        format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99)
+                    }
                     Err(error) => format!("{error}\n{}", server.log_tail()),
                 };
                 eprintln!("round {}: {} {}: {shown}", round + 1, case.name(), server.kind.name());

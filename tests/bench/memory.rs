@@ -24,7 +24,10 @@ pub(crate) struct Memory {
 /// Reads the memory of a server.
 pub(crate) fn memory(server: &Server) -> Memory {
     let frontend = resident(server.pid()).unwrap_or_default();
-    let workers = children(server.pid()).into_iter().filter(|pid| name(*pid) != INTERPRETER).filter_map(resident);
+    let workers = children(server.pid())
+        .into_iter()
+        .filter(|pid| name(*pid) != INTERPRETER)
+        .filter_map(resident);
     Memory { frontend, worker: workers.max_by(|left, right| left.total.total_cmp(&right.total)) }
 }
 
@@ -44,7 +47,12 @@ fn resident(pid: u32) -> Option<Resident> {
 fn parse_status(status: &str) -> Option<Resident> {
     let mebibytes = |name: &str| -> Option<f64> {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok().map(|kibibytes| kibibytes / 1024.0)
+        line.trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<f64>()
+            .ok()
+            .map(|kibibytes| kibibytes / 1024.0)
     };
     Some(Resident { total: mebibytes("VmRSS:")?, shared: mebibytes("RssShmem:").unwrap_or(0.0) })
 }

@@ -1,6 +1,7 @@
 //! The two messages of `ModelInfer`, with only the fields that the benchmark uses.
 //!
-//! Written by hand, so that the benchmark does not depend on the measured code. Field numbers: `proto/grpc_service.proto`.
+//! Written by hand, so that the benchmark does not depend on the measured code. Field numbers:
+//! `proto/grpc_service.proto`.
 
 use std::collections::HashMap;
 

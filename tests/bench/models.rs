@@ -1,5 +1,5 @@
-//! The model repositories: the same models for this server and for Triton's Python backend. Two of them are built in here; the
-//! others are Python models for both.
+//! The model repositories: the same models for this server and for Triton's Python backend. Two of
+//! them are built in here; the others are Python models for both.
 
 use std::fs;
 use std::io;
@@ -27,7 +27,8 @@ output [ { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 /// Returns the same configuration with sequences that never end.
 fn sequence_tensors() -> String {
     let batching = format!(
-        "sequence_batching {{ max_sequence_idle_microseconds: 600000000 oldest {{ max_candidate_sequences: {OPEN_SEQUENCES} }} }}"
+        "sequence_batching {{ max_sequence_idle_microseconds: 600000000 oldest {{ \
+         max_candidate_sequences: {OPEN_SEQUENCES} }} }}"
     );
     SIMPLE_TENSORS.replace("dynamic_batching { }", &batching)
 }
@@ -59,7 +60,8 @@ class TritonPythonModel:
         return responses
 "#;
 
-/// The model of the Python cases, the same for both servers. A batch may combine requests of several clients.
+/// The model of the Python cases, the same for both servers. A batch may combine requests of
+/// several clients.
 const PYTHON_IDENTITY: &str = r#"backend: "python"
 max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -141,8 +143,14 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
             Workload::Sequences => (sequence_tensors(), "add_sub"),
             Workload::Python(_) | Workload::Handler | Workload::Growth(_) => continue,
         };
-        let parameter = format!("parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n");
-        write_model(repository, workload.model(), &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
+        let parameter = format!(
+            "parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n"
+        );
+        write_model(
+            repository,
+            workload.model(),
+            &format!("backend: \"builtin\"\n{tensors}{parameter}"),
+        )?;
     }
     Ok(())
 }
@@ -152,7 +160,10 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
 /// # Errors
 /// The folder cannot be written.
 pub(crate) fn write_common(repository: &Path) -> io::Result<()> {
-    let models = [("python_identity", PYTHON_IDENTITY, IDENTITY_PYTHON), (COUNTER, PYTHON_COUNTER, COUNTER_PYTHON)];
+    let models = [
+        ("python_identity", PYTHON_IDENTITY, IDENTITY_PYTHON),
+        (COUNTER, PYTHON_COUNTER, COUNTER_PYTHON),
+    ];
     for (name, config, program) in models {
         fs::write(write_model(repository, name, config)?.join("model.py"), program)?;
     }
@@ -168,9 +179,13 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
         let (tensors, program) = match workload {
             Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
             Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
-            Workload::Sequences | Workload::Python(_) | Workload::Handler | Workload::Growth(_) => continue,
+            Workload::Sequences | Workload::Python(_) | Workload::Handler | Workload::Growth(_) => {
+                continue;
+            }
         };
-        let config = format!("backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n");
+        let config = format!(
+            "backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"
+        );
         let version = write_model(repository, workload.model(), &config)?;
         fs::write(version.join("model.py"), program)?;
     }

@@ -1,4 +1,5 @@
-//! The server with everything that can observe requests switched on, and the collector that it pushes to.
+//! The server with everything that can observe requests switched on, and the collector that it
+//! pushes to.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,7 +12,8 @@ use crate::workload::TENANT_HEADER;
 
 /// Native buckets for each histogram, tenants, and objectives.
 fn definition() -> io::Result<String> {
-    let shipped = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../metrics.yaml"))?;
+    let shipped =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../metrics.yaml"))?;
     let mut text = String::with_capacity(shipped.len() * 2);
     let mut lines = shipped.lines().peekable();
     while let Some(line) = lines.next() {
@@ -23,16 +25,21 @@ fn definition() -> io::Result<String> {
         }
     }
     text.push_str(&format!("tenants: {{header: {TENANT_HEADER}}}\n"));
-    text.push_str("slos: [{name: all, latency: {threshold: 1ms, share: 99%}, availability: 99.9%}]\n");
+    text.push_str(
+        "slos: [{name: all, latency: {threshold: 1ms, share: 99%}, availability: 99.9%}]\n",
+    );
     Ok(text)
 }
 
-/// Adds the options: all metrics, times in every answer, and a push each second. Metric lines are not among them: another
-/// thread writes them.
+/// Adds the options: all metrics, times in every answer, and a push each second. Metric lines are
+/// not among them: another thread writes them.
 pub(crate) fn switch_on(command: &mut Command, scratch: &Scratch) -> io::Result<()> {
     let file = scratch.path("observed-metrics.yaml");
     fs::write(&file, definition()?)?;
-    command.arg("--metrics-config").arg(file).arg("--metrics-config=histogram_latencies=true;summary_latencies=true");
+    command
+        .arg("--metrics-config")
+        .arg(file)
+        .arg("--metrics-config=histogram_latencies=true;summary_latencies=true");
     command.args(["--metrics-mode=prometheus", "--response-timing=always"]);
     command.arg(format!("--otlp-metrics-endpoint=http://127.0.0.1:{}", collector()?));
     command.env("OTEL_METRIC_EXPORT_INTERVAL", "1000");
@@ -70,8 +77,9 @@ fn accept(mut connection: TcpStream) -> io::Result<()> {
             }
         }
         io::copy(&mut reader.by_ref().take(length), &mut io::sink())?;
-        connection
-            .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n")?;
+        connection.write_all(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n",
+        )?;
     }
 }
 
@@ -90,12 +98,19 @@ mod tests {
 
     #[test]
     fn the_collector_accepts_exports_on_one_connection() {
-        let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, collector().unwrap())).unwrap();
+        let mut connection =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, collector().unwrap())).unwrap();
         let mut reader = BufReader::new(connection.try_clone().unwrap());
         for _ in 0..2 {
-            connection.write_all(b"POST /v1/metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc").unwrap();
-            let lines: Vec<String> =
-                reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            connection
+                .write_all(b"POST /v1/metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")
+                .unwrap();
+            let lines: Vec<String> = reader
+                .by_ref()
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|line| !line.is_empty())
+                .collect();
             assert_eq!(lines[0], "HTTP/1.1 200 OK");
         }
     }

@@ -1,4 +1,5 @@
-//! Single-threaded costs of the code that every request runs, with criterion; `make bench` runs it before the load.
+//! Single-threaded costs of the code that every request runs, with criterion; `make bench` runs it
+//! before the load.
 
 use std::sync::Arc;
 
@@ -6,7 +7,9 @@ use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use pharos::cache::{Entry, Identifier, Lru};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
-use pharos::infer::{CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter};
+use pharos::infer::{
+    CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter,
+};
 use pharos::load_report::{self, ModelSample, REQUEST_HEADER, Tracker};
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Catalog, Kind};
@@ -19,7 +22,9 @@ use pharos::metrics::labels::Route;
 use pharos::metrics::record;
 use pharos::metrics::tslog::{Layout, Stamp, Text};
 use pharos::model::{Completion, Draft};
-use pharos::scheduler::{self, InSequence, QueuePolicy, SequenceSettings, SequenceStrategy, Settings, Ticket};
+use pharos::scheduler::{
+    self, InSequence, QueuePolicy, SequenceSettings, SequenceStrategy, Settings, Ticket,
+};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
@@ -30,7 +35,11 @@ const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
 const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;
 
 fn request() -> InferRequest {
-    let tensor = Tensor { datatype: DataType::Int32, shape: vec![1, 16], data: Bytes::from_static(&[0; 64]).into() };
+    let tensor = Tensor {
+        datatype: DataType::Int32,
+        shape: vec![1, 16],
+        data: Bytes::from_static(&[0; 64]).into(),
+    };
     let input = |name: &str| InferInput { name: name.to_owned(), tensor: tensor.clone() };
     InferRequest {
         model_name: "simple".into(),
@@ -44,36 +53,59 @@ fn codec_paths(criterion: &mut Criterion) {
     criterion.bench_function("http: decode simple, binary", |bencher| {
         bencher.iter(|| {
             let header_length = Some(JSON.len().to_string());
-            let head = codec::Head { model_name: "simple".into(), model_version: String::new(), header_length };
+            let head = codec::Head {
+                model_name: "simple".into(),
+                model_version: String::new(),
+                header_length,
+            };
             codec::decode(head, body.clone(), 1 << 20).expect("a valid request")
         });
     });
-    let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
-    let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
+    let completion =
+        Completion { directory: "simple", auto_complete: true, ..Completion::default() };
+    let config =
+        Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
     let config = config.expect("a valid example configuration");
     let mut request = request();
-    criterion.bench_function("model: check simple", |bencher| bencher.iter(|| config.check(&mut request)));
+    criterion.bench_function("model: check simple", |bencher| {
+        bencher.iter(|| config.check(&mut request))
+    });
 }
 
 /// The response cache: a hit costs a key and a look-up, a miss a key and a copy.
 fn cache_paths(criterion: &mut Criterion) {
-    let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
-    let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
+    let completion =
+        Completion { directory: "simple", auto_complete: true, ..Completion::default() };
+    let config =
+        Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
     let config = config.expect("a valid example configuration");
     let identity = Identifier::new(&ModelVersion::new("simple", 1), &config).finish();
     let small = request();
-    criterion.bench_function("response cache: key of simple", |bencher| bencher.iter(|| identity.key(&small)));
-    let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1, 1 << 20], data: vec![7; 1 << 20].into() };
+    criterion.bench_function("response cache: key of simple", |bencher| {
+        bencher.iter(|| identity.key(&small))
+    });
+    let tensor = Tensor {
+        datatype: DataType::Uint8,
+        shape: vec![1, 1 << 20],
+        data: vec![7; 1 << 20].into(),
+    };
     let input = InferInput { name: "INPUT0".to_owned(), tensor: tensor.clone() };
     let large = InferRequest { inputs: vec![input], ..InferRequest::default() };
-    criterion.bench_function("response cache: key of 1 MiB", |bencher| bencher.iter(|| identity.key(&large)));
+    criterion.bench_function("response cache: key of 1 MiB", |bencher| {
+        bencher.iter(|| identity.key(&large))
+    });
     let outputs = vec![InferOutput { name: "OUTPUT0".to_owned(), tensor }];
     let response = InferResponse { outputs, ..InferResponse::default() };
-    criterion.bench_function("response cache: copy 1 MiB", |bencher| bencher.iter(|| Entry::copy_of(&response)));
+    criterion.bench_function("response cache: copy 1 MiB", |bencher| {
+        bencher.iter(|| Entry::copy_of(&response))
+    });
     let mut lru = Lru::new(1000);
     let keys: Vec<_> = (0..1000)
         .map(|n| {
-            identity.key(&InferRequest { parameters: vec![("n".into(), Parameter::Int(n))], ..InferRequest::default() })
+            identity.key(&InferRequest {
+                parameters: vec![("n".into(), Parameter::Int(n))],
+                ..InferRequest::default()
+            })
         })
         .collect();
     keys.iter().for_each(|key| drop(lru.insert(*key, (), 1)));
@@ -85,7 +117,8 @@ fn cache_paths(criterion: &mut Criterion) {
 
 fn wire_paths(criterion: &mut Criterion) {
     let (shape, pieces) = (vec![8, 16], Vec::new());
-    let input = InputBlock { input: 0, datatype: DataType::Int32, shape, offset: 0, len: 512, pieces };
+    let input =
+        InputBlock { input: 0, datatype: DataType::Int32, shape, offset: 0, len: 512, pieces };
     let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }; 8];
     let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
     let (placements, elements, resumed) = (Vec::new(), Vec::new(), Vec::new());
@@ -130,18 +163,27 @@ fn scheduler_paths(criterion: &mut Criterion) {
         ("oldest", SequenceStrategy::Oldest { max_candidate_sequences: 10_000 }),
     ] {
         let open = if name == "direct" { 8 } else { 10_000 };
-        sequence_steps(criterion, &format!("scheduler: a step of one of {open} sequences, {name}"), (strategy, open));
+        sequence_steps(
+            criterion,
+            &format!("scheduler: a step of one of {open} sequences, {name}"),
+            (strategy, open),
+        );
     }
     for waiting in [10, 1_000, 100_000] {
         for (name, timeout_us) in [("", 0), (", with timeouts", 3_600_000_000)] {
-            let name = format!("scheduler: enqueue and execute a batch of 8, {waiting} waiting{name}");
+            let name =
+                format!("scheduler: enqueue and execute a batch of 8, {waiting} waiting{name}");
             deep_queue(criterion, &name, (waiting, timeout_us));
         }
     }
 }
 
 /// Open sequences with occasional steps, each of which is executed at once.
-fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (SequenceStrategy, u64)) {
+fn sequence_steps(
+    criterion: &mut Criterion,
+    name: &str,
+    (strategy, open): (SequenceStrategy, u64),
+) {
     let sequences = SequenceSettings {
         strategy,
         max_idle_us: 3_600_000_000,
@@ -169,10 +211,12 @@ fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (Sequ
     criterion.bench_function(name, |bencher| bencher.iter(&mut step));
 }
 
-/// A queue of constant depth: eight requests arrive, one in the middle is cancelled and sent again, a batch completes.
+/// A queue of constant depth: eight requests arrive, one in the middle is cancelled and sent again,
+/// a batch completes.
 fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64, u64)) {
     let queue_policy = QueuePolicy { default_timeout_us: timeout_us, ..QueuePolicy::default() };
-    let mut scheduler = scheduler::create(Settings { max_batch_size: 8, queue_policy, ..Settings::default() });
+    let mut scheduler =
+        scheduler::create(Settings { max_batch_size: 8, queue_policy, ..Settings::default() });
     let ticket = |number| Ticket { request: RequestId(number), batch_size: 1, ..Ticket::default() };
     scheduler.instance_ready(InstanceId(0), Instant(0));
     let mut number = 0;
@@ -198,8 +242,9 @@ fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64
 
 fn metrics_paths(criterion: &mut Criterion) {
     let cache = Arc::new(Cache::new(Catalog::shipped(), cache::Settings::new("host")));
-    let models: Vec<_> =
-        (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
+    let models: Vec<_> = (0..200)
+        .map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[]))
+        .collect();
     let timeline = Timeline { request_end: Instant(1000), ..Timeline::default() };
     criterion.bench_function("metrics: record an inference", |bencher| {
         bencher.iter(|| record::inference_done(&models[0], &timeline, 1));
@@ -210,8 +255,8 @@ fn metrics_paths(criterion: &mut Criterion) {
 }
 
 fn emitter_paths(criterion: &mut Criterion) {
-    let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, Hostname]}]\n  histogram: \
-                [{name: Latency, unit: ms, dimensions: [shop]}]\n";
+    let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, \
+                Hostname]}]\n  histogram: [{name: Latency, unit: ms, dimensions: [shop]}]\n";
     let catalog = Catalog::parse(text, "metrics.yaml").expect("a valid definition");
     let cache = Arc::new(Cache::new(catalog, cache::Settings::new("host")));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -226,25 +271,35 @@ fn emitter_paths(criterion: &mut Criterion) {
         ("a timer", "Latency:3.5|ms|#shop:a"),
     ] {
         criterion.bench_function(&format!("metrics: StatsD, {name}"), |bencher| {
-            bencher.iter(|| statsd.datagram(&cache, datagram.as_bytes(), |_, refusal| unreachable!("{refusal}")));
+            bencher.iter(|| {
+                statsd.datagram(&cache, datagram.as_bytes(), |_, refusal| unreachable!("{refusal}"))
+            });
         });
     }
     let full = ["Orders:1|c|@0.5|#shop:a,Level:Model"; 30].join("\n");
     criterion.bench_function("metrics: StatsD, 30 counters with tags in a datagram", |bencher| {
-        bencher.iter(|| statsd.datagram(&cache, full.as_bytes(), |_, refusal| unreachable!("{refusal}")));
+        bencher.iter(|| {
+            statsd.datagram(&cache, full.as_bytes(), |_, refusal| unreachable!("{refusal}"))
+        });
     });
 }
 
 /// The frontend's cost of a thousand samples of workers, without request ids and logs.
 fn ring_paths(criterion: &mut Criterion) {
-    let text = "mode: prometheus\nmodel_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop]}]\n";
+    let text = "mode: prometheus\nmodel_metrics:\n  counter: [{name: Orders, unit: Count, \
+                dimensions: [shop]}]\n";
     let catalog = Catalog::parse(text, "metrics.yaml").expect("a valid definition");
     let cache = Cache::new(catalog, cache::Settings::new("host"));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let (memory, reader) = channel::create(256 << 10).expect("memory for a ring");
     let mut writer = Writer::open(&memory).expect("a ring");
     let labels = vec![("shop".to_owned(), "a".to_owned())];
-    let orders = Definition { name: "Orders".into(), kind: Some(Kind::Counter), unit: "Count".into(), labels };
+    let orders = Definition {
+        name: "Orders".into(),
+        kind: Some(Kind::Counter),
+        unit: "Count".into(),
+        labels,
+    };
     let series = writer.intern(&orders).expect("room for a series");
     let mut feed = Feed::new(reader);
     criterion.bench_function("metrics: 1000 samples of a ring", |bencher| {
@@ -254,7 +309,11 @@ fn ring_paths(criterion: &mut Criterion) {
                 writer.sample(&sample).expect("room for a sample");
             }
         };
-        bencher.iter_batched(fill, |()| feed.drain(&cache, &model).expect("a valid ring"), BatchSize::PerIteration);
+        bencher.iter_batched(
+            fill,
+            |()| feed.drain(&cache, &model).expect("a valid ring"),
+            BatchSize::PerIteration,
+        );
     });
 }
 
@@ -288,7 +347,13 @@ fn tslog_paths(criterion: &mut Criterion) {
     criterion.bench_function("tslog: format a line", |bencher| {
         bencher.iter(|| {
             out.clear();
-            text.write(&mut out, Layout::File, &stamp, 0.123456, "81549a64-c948-44cc-a206-49cd80756fc2");
+            text.write(
+                &mut out,
+                Layout::File,
+                &stamp,
+                0.123456,
+                "81549a64-c948-44cc-a206-49cd80756fc2",
+            );
             out.len()
         });
     });
@@ -333,7 +398,11 @@ fn load_report_paths(criterion: &mut Criterion) {
         succeeded: 1000,
         queue_ns: 5_000_000,
     };
-    let mut sample = load_report::Sample { cpu: Some(0.25), memory: Some(0.5), ..load_report::Sample::default() };
+    let mut sample = load_report::Sample {
+        cpu: Some(0.25),
+        memory: Some(0.5),
+        ..load_report::Sample::default()
+    };
     sample.models = (0..50).map(|number| model(&format!("model_{number}"))).collect();
     let reports = Tracker::default().add(Instant(1), sample.clone());
     let uri = http::Uri::from_static("/v2/models/model_7/infer");

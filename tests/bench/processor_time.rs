@@ -3,10 +3,12 @@
 use std::fs;
 use std::time::Duration;
 
-/// Clock ticks per second in `/proc/PID/stat`: `USER_HZ`, which is 100 on all architectures of today.
+/// Clock ticks per second in `/proc/PID/stat`: `USER_HZ`, which is 100 on all architectures of
+/// today.
 const TICKS: u32 = 100;
 
-/// Returns the processor time that all threads of a process have used, in steps of 10 ms; `None` if it has ended.
+/// Returns the processor time that all threads of a process have used, in steps of 10 ms; `None` if
+/// it has ended.
 pub(crate) fn processor_time(pid: u32) -> Option<Duration> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }

@@ -1,4 +1,5 @@
-//! The printed comparison: every row with its spread, its ratio to the limit in the same round, and its targets.
+//! The printed comparison: every row with its spread, its ratio to the limit in the same round, and
+//! its targets.
 
 use std::fmt::Write;
 
@@ -26,13 +27,20 @@ impl Row {
 
     /// Returns what a target needs: the ratio, and whether all rounds of both rows succeeded.
     fn against(&self, other: &Self, of: fn(&Sample) -> f64) -> Reached {
-        Reached { spread: self.ratio(other, of), complete: self.error().or(other.error()).is_none() }
+        Reached {
+            spread: self.ratio(other, of),
+            complete: self.error().or(other.error()).is_none(),
+        }
     }
 
     /// Returns the ratio of this row to the other, round by round.
     fn ratio(&self, other: &Self, of: fn(&Sample) -> f64) -> Option<Spread> {
         let pairs = self.rounds.iter().zip(&other.rounds);
-        Spread::of(pairs.filter_map(|(mine, other)| Some(of(mine.as_ref().ok()?) / of(other.as_ref().ok()?))))
+        Spread::of(
+            pairs.filter_map(|(mine, other)| {
+                Some(of(mine.as_ref().ok()?) / of(other.as_ref().ok()?))
+            }),
+        )
     }
 }
 
@@ -50,8 +58,8 @@ impl Reached {
     }
 }
 
-/// A target. The median decides; the spread shows the certainty. Rounds that failed may be the slow ones, so the others decide
-/// nothing.
+/// A target. The median decides; the spread shows the certainty. Rounds that failed may be the slow
+/// ones, so the others decide nothing.
 struct Target {
     text: String,
     reached: Reached,
@@ -75,10 +83,17 @@ impl Target {
 pub(crate) fn check(rows: &[Row]) -> Result<(), String> {
     let failed: Vec<(&Row, &String)> = rows
         .iter()
-        .flat_map(|row| row.rounds.iter().filter_map(move |round| Some((row, round.as_ref().err()?))))
+        .flat_map(|row| {
+            row.rounds.iter().filter_map(move |round| Some((row, round.as_ref().err()?)))
+        })
         .collect();
     let Some((row, error)) = failed.first() else { return Ok(()) };
-    Err(format!("{} rounds failed, the first of {} {}: {error}", failed.len(), row.case.name(), row.kind.name()))
+    Err(format!(
+        "{} rounds failed, the first of {} {}: {error}",
+        failed.len(),
+        row.case.name(),
+        row.kind.name()
+    ))
 }
 
 /// Renders the whole report.
@@ -112,9 +127,12 @@ fn find<'a>(rows: &[&'a Row], kind: Kind) -> Option<&'a Row> {
 }
 
 fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
-    let shown = |spread: Option<Spread>| spread.map(|spread| spread.to_string()).unwrap_or_else(|| "-".to_owned());
+    let shown = |spread: Option<Spread>| {
+        spread.map(|spread| spread.to_string()).unwrap_or_else(|| "-".to_owned())
+    };
     let limit = echo.filter(|_| row.kind != Kind::Echo);
-    let ratio = |of: fn(&Sample) -> f64| limit.map(|echo| shown(row.ratio(echo, of))).unwrap_or_default();
+    let ratio =
+        |of: fn(&Sample) -> f64| limit.map(|echo| shown(row.ratio(echo, of))).unwrap_or_default();
     let large = row.case.workload.is_large();
     let _ = writeln!(
         into,
@@ -134,7 +152,8 @@ fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
     }
 }
 
-/// Returns the targets of a case. Bytes per second and requests per second have the same ratio, because the payload is the same.
+/// Returns the targets of a case. Bytes per second and requests per second have the same ratio,
+/// because the payload is the same.
 fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
     if case.workload == Workload::Handler {
         return beside_torchserve(rows);
@@ -155,21 +174,24 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
             _ => {}
         }
         if case.clients == 1 {
-            let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.against(echo, |sample| sample.p99));
+            let (text, reached) =
+                ("p99 under 3 x the echo's".to_owned(), pharos.against(echo, |sample| sample.p99));
             targets.push(Target { text, reached, passes: |ratio| ratio < 3.0 });
         }
     }
     let dynamic = Case { workload: Workload::Simple, ..case };
-    if let Some(dynamic) =
-        all.iter().find(|row| case.workload == Workload::Sequences && (row.case, row.kind) == (dynamic, Kind::Pharos))
-    {
+    if let Some(dynamic) = all.iter().find(|row| {
+        case.workload == Workload::Sequences && (row.case, row.kind) == (dynamic, Kind::Pharos)
+    }) {
         let text = "requests/s at least 0.80 of the dynamic batcher's".to_owned();
         let reached = pharos.against(dynamic, |sample| sample.rate);
         targets.push(Target { text, reached, passes: |ratio| ratio >= 0.8 });
     }
     if let Some(bare) = find(rows, Kind::Bare).filter(|_| case.clients == 8) {
-        let (text, reached) =
-            ("requests/s at least 0.97 of those without metrics", pharos.against(bare, |sample| sample.rate));
+        let (text, reached) = (
+            "requests/s at least 0.97 of those without metrics",
+            pharos.against(bare, |sample| sample.rate),
+        );
         targets.push(Target { text: text.to_owned(), reached, passes: |ratio| ratio >= 0.97 });
     }
     if let Some(observed) = find(rows, Kind::Observed) {
@@ -183,7 +205,8 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
     targets
 }
 
-/// Returns the required lead over Triton's Python backend: by half if the model is in Python here as well.
+/// Returns the required lead over Triton's Python backend: by half if the model is in Python here
+/// as well.
 fn beside_triton(case: Case, reached: Reached) -> Target {
     let (text, passes): (_, fn(f64) -> bool) = match case.workload {
         Workload::Python(_) => ("requests/s at least 1.5 of Triton's", |ratio| ratio >= 1.5),
@@ -225,7 +248,8 @@ fn print_memory(into: &mut String, before: &Memory, after: &Memory) {
             let _ = writeln!(into, "    {text:<58} {:>24}", "no such process");
             return;
         };
-        let verdict = limit.map_or("", |limit| if memory.total < limit { "  PASS" } else { "  FAIL" });
+        let verdict =
+            limit.map_or("", |limit| if memory.total < limit { "  PASS" } else { "  FAIL" });
         let figures = format!("{:.1} ({:.1})", memory.total, memory.shared);
         let _ = writeln!(into, "    {text:<58} {figures:>24}{verdict}");
     };
@@ -243,15 +267,18 @@ mod tests {
 
     fn row(kind: Kind, rates: &[f64], p99: f64) -> Row {
         let case = Case { workload: Workload::Simple, protocol: Protocol::Http, clients: 8 };
-        let sample = |rate: &f64| Ok(Sample { rate: *rate, megabytes: 1.0, p50: 1.0, p99, processor: 1.0 });
+        let sample =
+            |rate: &f64| Ok(Sample { rate: *rate, megabytes: 1.0, p50: 1.0, p99, processor: 1.0 });
         Row { case, kind, rounds: rates.iter().map(sample).collect() }
     }
 
     #[track_caller]
     fn check_line(rows: &[Row], line: &str, verdict: &str) {
         let text = render(rows, None);
-        let found =
-            text.lines().find(|found| found.contains(line)).unwrap_or_else(|| panic!("no '{line}' in:\n{text}"));
+        let found = text
+            .lines()
+            .find(|found| found.contains(line))
+            .unwrap_or_else(|| panic!("no '{line}' in:\n{text}"));
         assert!(found.ends_with(verdict), "{found}");
     }
 
@@ -264,7 +291,11 @@ mod tests {
 
     #[test]
     fn reports_missed_targets() {
-        let rows = [row(Kind::Echo, &[100.0], 1.0), row(Kind::Pharos, &[49.0], 1.0), row(Kind::Triton, &[50.0], 1.0)];
+        let rows = [
+            row(Kind::Echo, &[100.0], 1.0),
+            row(Kind::Pharos, &[49.0], 1.0),
+            row(Kind::Triton, &[50.0], 1.0),
+        ];
         check_line(&rows, "at least 0.50 of the echo's", "FAIL");
         check_line(&rows, "ahead of Triton's", "FAIL");
     }
@@ -275,8 +306,16 @@ mod tests {
             case: Case { workload: Workload::ALL[3], protocol: Protocol::Http, clients: 16 },
             ..row(kind, &[rate], 1.0)
         };
-        check_line(&[of(Kind::Pharos, 149.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "FAIL");
-        check_line(&[of(Kind::Pharos, 151.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "PASS");
+        check_line(
+            &[of(Kind::Pharos, 149.0), of(Kind::Triton, 100.0)],
+            "at least 1.5 of Triton's",
+            "FAIL",
+        );
+        check_line(
+            &[of(Kind::Pharos, 151.0), of(Kind::Triton, 100.0)],
+            "at least 1.5 of Triton's",
+            "PASS",
+        );
     }
 
     #[test]
@@ -285,27 +324,47 @@ mod tests {
             case: Case { workload: Workload::Handler, protocol: Protocol::Http, clients: 32 },
             ..row(kind, &[rate], 1.0)
         };
-        check_line(&[of(Kind::PharosTorchserve, 299.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "FAIL");
-        check_line(&[of(Kind::PharosTorchserve, 301.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "PASS");
+        check_line(
+            &[of(Kind::PharosTorchserve, 299.0), of(Kind::Torchserve, 100.0)],
+            "3 x TorchServe's",
+            "FAIL",
+        );
+        check_line(
+            &[of(Kind::PharosTorchserve, 301.0), of(Kind::Torchserve, 100.0)],
+            "3 x TorchServe's",
+            "PASS",
+        );
         check_line(&[of(Kind::PharosTorchserve, 301.0)], "3 x TorchServe's", "not measured");
     }
 
     #[test]
     fn an_increment_has_a_target() {
-        let text = render_increments(&[(Kind::Pharos, vec![501.0]), (Kind::Triton, vec![900.0, 1100.0])]);
-        assert!(text.contains("501 (501..501)  FAIL") && text.contains("1000 (900..1100)\n"), "{text}");
+        let text =
+            render_increments(&[(Kind::Pharos, vec![501.0]), (Kind::Triton, vec![900.0, 1100.0])]);
+        assert!(
+            text.contains("501 (501..501)  FAIL") && text.contains("1000 (900..1100)\n"),
+            "{text}"
+        );
     }
 
     #[test]
     fn shows_but_does_not_count_a_failed_round() {
         let mut pharos = row(Kind::Pharos, &[60.0, 70.0], 1.0);
         pharos.rounds[0] = Err("grpc-status 14: gone".to_owned());
-        let rows = [row(Kind::Echo, &[100.0, 100.0], 1.0), pharos, row(Kind::Triton, &[50.0, 50.0], 1.0)];
+        let rows =
+            [row(Kind::Echo, &[100.0, 100.0], 1.0), pharos, row(Kind::Triton, &[50.0, 50.0], 1.0)];
         check_line(&rows, "grpc-status", "gone");
-        check_line(&rows, "at least 0.50 of the echo's", "0.70 (0.70..0.70)  not judged: rounds failed");
+        check_line(
+            &rows,
+            "at least 0.50 of the echo's",
+            "0.70 (0.70..0.70)  not judged: rounds failed",
+        );
         check_line(&rows, "ahead of Triton's", "not judged: rounds failed");
         let error = check(&rows).unwrap_err();
-        assert_eq!(error, "1 rounds failed, the first of simple/http/8 pharos: grpc-status 14: gone");
+        assert_eq!(
+            error,
+            "1 rounds failed, the first of simple/http/8 pharos: grpc-status 14: gone"
+        );
         assert_eq!(check(&rows[..1]), Ok(()));
     }
 
@@ -314,8 +373,11 @@ mod tests {
         let resident = |total| super::super::memory::Resident { total, shared: 0.0 };
         let memory = Memory { frontend: resident(61.0), worker: Some(resident(24.0)) };
         let text = render(&[], Some(&(memory.clone(), memory)));
-        let ends: Vec<_> =
-            text.lines().filter(|line| line.contains("idle")).map(|line| line.ends_with("PASS")).collect();
+        let ends: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("idle"))
+            .map(|line| line.ends_with("PASS"))
+            .collect();
         assert_eq!(ends, [false, true], "{text}");
     }
 }

@@ -34,7 +34,8 @@ pub(crate) enum Kind {
     Pharos,
     /// This server without metrics.
     Bare,
-    /// This server with all metrics, tenants, objectives, times in answers, and a push of metrics; without metric logs.
+    /// This server with all metrics, tenants, objectives, times in answers, and a push of metrics;
+    /// without metric logs.
     Observed,
     /// The peer for models.
     Triton,
@@ -81,8 +82,9 @@ impl Kind {
         matches!(self, Self::Triton | Self::Torchserve)
     }
 
-    /// Returns whether the server is measured with a workload. The cost of metrics shows with small requests, that of sequences
-    /// compared with the dynamic batcher of the same server, and that of Python compared with Triton and TorchServe.
+    /// Returns whether the server is measured with a workload. The cost of metrics shows with small
+    /// requests, that of sequences compared with the dynamic batcher of the same server, and that
+    /// of Python compared with Triton and TorchServe.
     pub(crate) fn serves(self, workload: Workload) -> bool {
         let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
         match workload {
@@ -127,8 +129,13 @@ impl Server {
     /// Starts a server and waits until it is ready.
     ///
     /// # Errors
-    /// The server cannot be started, exits, or is not ready in time; the text has the end of its log.
-    pub(crate) fn start(kind: Kind, programs: &Programs, scratch: &Scratch) -> Result<Self, String> {
+    /// The server cannot be started, exits, or is not ready in time; the text has the end of its
+    /// log.
+    pub(crate) fn start(
+        kind: Kind,
+        programs: &Programs,
+        scratch: &Scratch,
+    ) -> Result<Self, String> {
         let log = scratch.path(&format!("{}.log", kind.name()));
         let failed = |error: std::io::Error| format!("cannot start {}: {error}", kind.name());
         let ports = Ports::free().map_err(failed)?;
@@ -154,7 +161,11 @@ impl Server {
 
     /// Returns what measurements need to know.
     pub(crate) fn target(&self, protocol: Protocol) -> Target {
-        Target { address: self.address(protocol), process: Some(self.pid()), verify: !self.kind.is_echo() }
+        Target {
+            address: self.address(protocol),
+            process: Some(self.pid()),
+            verify: !self.kind.is_echo(),
+        }
     }
 
     /// Returns the process id.
@@ -175,7 +186,10 @@ impl Server {
         let name = self.kind.name();
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("{name} exited before it was ready ({status}):\n{}", self.log_tail()));
+                return Err(format!(
+                    "{name} exited before it was ready ({status}):\n{}",
+                    self.log_tail()
+                ));
             }
             let seen = match get_status(self.address(Protocol::Http), self.kind.ready_path()) {
                 Ok(200) => return Ok(()),
@@ -184,7 +198,10 @@ impl Server {
             };
             if Instant::now() > deadline {
                 let limit = START_LIMIT.as_secs();
-                return Err(format!("{name} was not ready in {limit} s; last result: {seen}\n{}", self.log_tail()));
+                return Err(format!(
+                    "{name} was not ready in {limit} s; last result: {seen}\n{}",
+                    self.log_tail()
+                ));
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -204,7 +221,11 @@ impl Drop for Server {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        eprintln!("{} did not exit within {} s after SIGTERM: killed", self.kind.name(), END_LIMIT.as_secs());
+        eprintln!(
+            "{} did not exit within {} s after SIGTERM: killed",
+            self.kind.name(),
+            END_LIMIT.as_secs()
+        );
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -227,7 +248,8 @@ pub(crate) struct Programs {
     pharos: PathBuf,
     /// The folder with the script `triton`: `PHAROS_PEERS`.
     peers: PathBuf,
-    /// The folder into which that script installs: `PEERS_HOME`, by default in the user's cache folder.
+    /// The folder into which that script installs: `PEERS_HOME`, by default in the user's cache
+    /// folder.
     peers_home: PathBuf,
     /// The interpreter for Python models: `PHAROS_PYTHON`, by default `python3`.
     python: PathBuf,
@@ -239,14 +261,19 @@ impl Programs {
     /// Reads the environment.
     pub(crate) fn find() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
-        let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
+        let from = |name: &str| {
+            std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+        };
+        let cache =
+            || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
         Self {
             pharos: from("PHAROS_BIN").unwrap_or_else(|| root.join("target/release/pharos")),
             peers: from("PHAROS_PEERS").unwrap_or_else(|| root.join("../shared/peers")),
-            peers_home: from("PEERS_HOME").unwrap_or_else(|| cache().unwrap_or_default().join("pharos-peers")),
+            peers_home: from("PEERS_HOME")
+                .unwrap_or_else(|| cache().unwrap_or_default().join("pharos-peers")),
             python: from("PHAROS_PYTHON").unwrap_or_else(|| "python3".into()),
-            torchserve: from("PHAROS_TORCHSERVE_HOME").unwrap_or_else(|| root.join("target/torchserve")),
+            torchserve: from("PHAROS_TORCHSERVE_HOME")
+                .unwrap_or_else(|| root.join("target/torchserve")),
         }
     }
 
@@ -254,15 +281,22 @@ impl Programs {
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
-            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::PharosTorchserve if !self.pharos.is_file() => {
-                Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
+            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::PharosTorchserve
+                if !self.pharos.is_file() =>
+            {
+                Some(format!(
+                    "{} does not exist: `make build`, or set PHAROS_BIN",
+                    self.pharos.display()
+                ))
             }
             Kind::Triton if !script.is_file() => {
                 Some(format!("{} does not exist: set PHAROS_PEERS to its folder", script.display()))
             }
-            Kind::Triton if !marker.is_file() => {
-                Some(format!("{} does not exist: run `{}` once to install it", marker.display(), script.display()))
-            }
+            Kind::Triton if !marker.is_file() => Some(format!(
+                "{} does not exist: run `{}` once to install it",
+                marker.display(),
+                script.display()
+            )),
             Kind::Torchserve => torchserve::missing(&self.torchserve),
             _ => None,
         }
@@ -271,11 +305,16 @@ impl Programs {
     /// Returns why Python models cannot be measured here, if so.
     pub(crate) fn no_python(&self) -> Option<String> {
         let name = self.python.display();
-        match Command::new(&self.python).args(["-c", "import pharos_worker"]).stderr(Stdio::null()).status() {
+        match Command::new(&self.python)
+            .args(["-c", "import pharos_worker"])
+            .stderr(Stdio::null())
+            .status()
+        {
             Ok(status) if status.success() => None,
-            Ok(_) => {
-                Some(format!("{name} lacks the package pharos-worker: run `{name} -m pip install ./worker/python`"))
-            }
+            Ok(_) => Some(format!(
+                "{name} lacks the package pharos-worker: run `{name} -m pip install \
+                 ./worker/python`"
+            )),
             Err(error) => Some(format!("{name}: {error}; set PHAROS_PYTHON to an interpreter")),
         }
     }
@@ -295,7 +334,11 @@ impl Programs {
         };
         match kind {
             Kind::Echo | Kind::EchoLoops => {
-                command.args([kind.name().to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
+                command.args([
+                    kind.name().to_owned(),
+                    ports.http.to_string(),
+                    ports.grpc.to_string(),
+                ]);
             }
             Kind::Pharos | Kind::Bare | Kind::Observed => {
                 write_builtin(&models)?;
@@ -312,11 +355,17 @@ impl Programs {
                     observed::switch_on(&mut command, scratch)?;
                 }
                 command.arg("--model-repository").arg(models);
-                command.arg("--metrics-location").arg(scratch.path(&format!("{}-logs", kind.name())));
+                command
+                    .arg("--metrics-location")
+                    .arg(scratch.path(&format!("{}-logs", kind.name())));
                 // The largest request has eight rows of 16 MiB.
                 command.arg(format!("--http-max-input-size={}", 256 << 20));
-                for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
-                    command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
+                for (listener, port) in
+                    [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)]
+                {
+                    command
+                        .arg(format!("--{listener}-port={port}"))
+                        .arg(format!("--{listener}-address=127.0.0.1"));
                 }
             }
             Kind::PharosTorchserve | Kind::Torchserve => {}
@@ -324,7 +373,9 @@ impl Programs {
                 write_python(&models)?;
                 write_common(&models)?;
                 command.arg(models);
-                for (name, port) in [("HTTP", ports.http), ("GRPC", ports.grpc), ("METRICS", ports.metrics)] {
+                for (name, port) in
+                    [("HTTP", ports.http), ("GRPC", ports.grpc), ("METRICS", ports.metrics)]
+                {
                     command.env(format!("{name}_PORT"), port.to_string());
                 }
             }

@@ -39,7 +39,8 @@ fn brief(number: f64) -> String {
     }
 }
 
-/// Returns the smallest of the sorted numbers such that at least this share of them is not greater; 0 without numbers.
+/// Returns the smallest of the sorted numbers such that at least this share of them is not greater;
+/// 0 without numbers.
 pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

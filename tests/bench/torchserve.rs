@@ -17,8 +17,12 @@ const PROGRAM: &str = r#"def handle(data, context):
 /// Returns why the real TorchServe cannot be measured here, if so.
 pub(crate) fn missing(home: &Path) -> Option<String> {
     let marker = home.join("ready");
-    (!marker.is_file())
-        .then(|| format!("{} does not exist: run `python3 tests/python/torchserve/peer.py install`", marker.display()))
+    (!marker.is_file()).then(|| {
+        format!(
+            "{} does not exist: run `python3 tests/python/torchserve/peer.py install`",
+            marker.display()
+        )
+    })
 }
 
 /// Returns the command that starts this server like TorchServe.
@@ -34,8 +38,8 @@ pub(crate) fn command(pharos: &Path, ports: Ports, scratch: &Scratch) -> io::Res
     Ok(command)
 }
 
-/// Returns the command that starts the real TorchServe without its launcher, so that its process is the one that is stopped.
-/// TorchServe's modules import a stub of `torch`; the handler needs none.
+/// Returns the command that starts the real TorchServe without its launcher, so that its process is
+/// the one that is stopped. TorchServe's modules import a stub of `torch`; the handler needs none.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -48,7 +52,10 @@ pub(crate) fn peer(home: &Path, ports: Ports, scratch: &Scratch) -> io::Result<C
     command.arg(format!("-Djava.io.tmpdir={}", files.folder.display()));
     command.arg("-cp").arg(packages.join("ts/frontend/*")).arg("org.pytorch.serve.ModelServer");
     command.arg("--python").arg(&python).arg("-f").arg(&files.config).arg("-s").arg(&files.store);
-    command.args(["-ncs", "--disable-token-auth"]).current_dir(&files.folder).env("PYTHONPATH", home.join("stub"));
+    command
+        .args(["-ncs", "--disable-token-auth"])
+        .current_dir(&files.folder)
+        .env("PYTHONPATH", home.join("stub"));
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", home.join("venv/bin").display()));
     Ok(command)
@@ -58,10 +65,13 @@ pub(crate) fn peer(home: &Path, ports: Ports, scratch: &Scratch) -> io::Result<C
 fn packages(home: &Path) -> io::Result<PathBuf> {
     let mut entries = fs::read_dir(home.join("venv/lib"))?;
     let python = entries.find_map(|entry| entry.ok().map(|entry| entry.path()));
-    python.map(|python| python.join("site-packages")).ok_or_else(|| io::Error::other("the environment has no packages"))
+    python
+        .map(|python| python.join("site-packages"))
+        .ok_or_else(|| io::Error::other("the environment has no packages"))
 }
 
-/// The files of either server: one worker, no batching, and metrics in the logs, as is TorchServe's default.
+/// The files of either server: one worker, no batching, and metrics in the logs, as is TorchServe's
+/// default.
 struct Files {
     folder: PathBuf,
     store: PathBuf,
@@ -74,8 +84,11 @@ impl Files {
         let archive = store.join(HANDLER);
         fs::create_dir_all(archive.join("MAR-INF"))?;
         fs::write(archive.join("handler.py"), PROGRAM)?;
-        let model = format!(r#"{{"modelName": "{HANDLER}", "handler": "handler.py", "modelVersion": "1.0"}}"#);
-        let manifest = format!(r#"{{"runtime": "python", "archiverVersion": "0.12.0", "model": {model}}}"#);
+        let model = format!(
+            r#"{{"modelName": "{HANDLER}", "handler": "handler.py", "modelVersion": "1.0"}}"#
+        );
+        let manifest =
+            format!(r#"{{"runtime": "python", "archiverVersion": "0.12.0", "model": {model}}}"#);
         fs::write(archive.join("MAR-INF/MANIFEST.json"), manifest)?;
         let config = folder.join("config.properties");
         fs::write(&config, properties(ports))?;
@@ -89,7 +102,7 @@ fn properties(ports: Ports) -> String {
     let addresses = [("inference", http), ("management", management), ("metrics", metrics)];
     let listeners: String = addresses.iter().map(|(name, port)| address(name, *port)).collect();
     format!(
-        "{listeners}grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\nnumber_of_gpu=0\n\
-         default_workers_per_model=1\nload_models={HANDLER}\n"
+        "{listeners}grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n\
+         number_of_gpu=0\ndefault_workers_per_model=1\nload_models={HANDLER}\n"
     )
 }

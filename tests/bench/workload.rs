@@ -3,12 +3,15 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
-use crate::messages::{ModelInferRequest, ModelInferResponse, Parameter, RequestedOutput, TensorHead};
+use crate::messages::{
+    ModelInferRequest, ModelInferResponse, Parameter, RequestedOutput, TensorHead,
+};
 
 /// Size of the large tensor, bytes.
 const MIB: usize = 1 << 20;
 
-/// The header that names the tenant of a request. All servers receive it; `pharos-observed` counts by it.
+/// The header that names the tenant of a request. All servers receive it; `pharos-observed` counts
+/// by it.
 pub(crate) const TENANT_HEADER: &str = "x-tenant";
 /// The tenant of all requests.
 pub(crate) const TENANT: &str = "bench";
@@ -36,13 +39,16 @@ pub(crate) enum Workload {
     Simple,
     /// 1 MiB of UINT8 in, the same out: the cost of a byte.
     Identity,
-    /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`] in turn: the cost of a sequence.
+    /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`] in turn: the cost of
+    /// a sequence.
     Sequences,
     /// FP32 in, the same out, by a Python model: the cost of a request and a byte there.
     Python(Rows),
-    /// Some bytes in, the same out, by a TorchServe handler without torch: the cost of a request there.
+    /// Some bytes in, the same out, by a TorchServe handler without torch: the cost of a request
+    /// there.
     Handler,
-    /// UINT8 in, the same out, by several models in turn: how the cost grows. The models are those of `tests/bench_growth`.
+    /// UINT8 in, the same out, by several models in turn: how the cost grows. The models are those
+    /// of `tests/bench_growth`.
     Growth(Growth),
 }
 
@@ -101,8 +107,8 @@ impl Workload {
         }
     }
 
-    /// Returns the name of the model that a step is sent to. The names of several models have the same length, as all answers must
-    /// have.
+    /// Returns the name of the model that a step is sent to. The names of several models have the
+    /// same length, as all answers must have.
     fn model_of(self, step: Option<Step>) -> String {
         match step {
             Some(Step::Model(number)) => format!("m{number:03}"),
@@ -110,7 +116,8 @@ impl Workload {
         }
     }
 
-    /// Returns the name in the report: that of the model, and for the Python model the row size and the batch size.
+    /// Returns the name in the report: that of the model, and for the Python model the row size and
+    /// the batch size.
     pub(crate) fn name(self) -> String {
         let Self::Python(Rows { bytes, count }) = self else { return self.model().to_owned() };
         let size = match bytes {
@@ -137,7 +144,9 @@ impl Workload {
 
     fn inputs(self) -> Vec<Tensor> {
         match self {
-            Self::Simple | Self::Sequences => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
+            Self::Simple | Self::Sequences => {
+                vec![int32("INPUT0", &left()), int32("INPUT1", &right())]
+            }
             Self::Identity => vec![uint8("INPUT0", MIB)],
             Self::Python(rows) => vec![fp32("INPUT0", rows)],
             Self::Handler => vec![octets()],
@@ -166,8 +175,13 @@ impl Workload {
         self.outputs().into_iter().map(|tensor| tensor.data).collect()
     }
 
-    /// Returns the steps of client number `client` of `clients`: the first ones start its sequences, the others continue them.
-    pub(crate) fn steps(self, client: usize, clients: usize) -> (Vec<Option<Step>>, Vec<Option<Step>>) {
+    /// Returns the steps of client number `client` of `clients`: the first ones start its
+    /// sequences, the others continue them.
+    pub(crate) fn steps(
+        self,
+        client: usize,
+        clients: usize,
+    ) -> (Vec<Option<Step>>, Vec<Option<Step>>) {
         if let Self::Growth(Growth { models, .. }) = self {
             let turns = (0..models).map(|turn| Some(Step::Model((turn + client as u64) % models)));
             return (Vec::new(), turns.collect());
@@ -176,11 +190,13 @@ impl Workload {
             return (Vec::new(), vec![None]);
         }
         let own = (1..=OPEN_SEQUENCES).filter(|id| *id as usize % clients == client);
-        let steps = |start: bool| own.clone().map(|id| Some(Step::Sequence { id, start })).collect();
+        let steps =
+            |start: bool| own.clone().map(|id| Some(Step::Sequence { id, start })).collect();
         (steps(true), steps(false))
     }
 
-    /// Returns a whole HTTP/1.1 request with binary tensor data in and out, or one to TorchServe's endpoint.
+    /// Returns a whole HTTP/1.1 request with binary tensor data in and out, or one to TorchServe's
+    /// endpoint.
     pub(crate) fn http_request(self, step: Option<Step>) -> Bytes {
         if self == Self::Handler {
             return prediction(&octets().data);
@@ -193,11 +209,16 @@ impl Workload {
             }
             _ => String::new(),
         };
-        let json = format!(r#"{{{parameters}"inputs":[{}],"outputs":[{}]}}"#, tensors_json(&inputs), wanted.join(","));
+        let json = format!(
+            r#"{{{parameters}"inputs":[{}],"outputs":[{}]}}"#,
+            tensors_json(&inputs),
+            wanted.join(",")
+        );
         let mut request = BytesMut::new();
         let head = format!(
-            "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n\
-             {TENANT_HEADER}: {TENANT}\r\nInference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
+            "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: \
+             application/octet-stream\r\n{TENANT_HEADER}: \
+             {TENANT}\r\nInference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
             self.model_of(step),
             json.len(),
             json.len() + self.payload()
@@ -269,10 +290,16 @@ fn uint8(name: &'static str, bytes: usize) -> Tensor {
 
 fn fp32(name: &'static str, Rows { bytes, count }: Rows) -> Tensor {
     let elements = (bytes / size_of::<f32>()) as i64;
-    Tensor { name, datatype: "FP32", shape: vec![count as i64, elements], data: pattern(bytes * count) }
+    Tensor {
+        name,
+        datatype: "FP32",
+        shape: vec![count as i64, elements],
+        data: pattern(bytes * count),
+    }
 }
 
-/// Returns the input of the handler: bytes without shape and type, which are also the whole response.
+/// Returns the input of the handler: bytes without shape and type, which are also the whole
+/// response.
 fn octets() -> Tensor {
     Tensor { name: "body", datatype: "BYTES", shape: vec![1], data: pattern(64) }
 }
@@ -282,18 +309,26 @@ fn prediction(body: &[u8]) -> Bytes {
     let length = body.len();
     let mut request = BytesMut::new();
     request.put(format!("POST /predictions/{HANDLER} HTTP/1.1\r\nHost: 127.0.0.1\r\n").as_bytes());
-    request.put(format!("Content-Type: application/octet-stream\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+    request.put(
+        format!("Content-Type: application/octet-stream\r\nContent-Length: {length}\r\n\r\n")
+            .as_bytes(),
+    );
     request.put(body);
     request.freeze()
 }
 
-/// Returns bytes with a prime period, so that a misplaced block is detected and no two pages are equal.
+/// Returns bytes with a prime period, so that a misplaced block is detected and no two pages are
+/// equal.
 fn pattern(length: usize) -> Bytes {
     (0..length).map(|position| (position % 251) as u8).collect()
 }
 
 fn head(tensor: &Tensor) -> TensorHead {
-    TensorHead { name: tensor.name.to_owned(), datatype: tensor.datatype.to_owned(), shape: tensor.shape.clone() }
+    TensorHead {
+        name: tensor.name.to_owned(),
+        datatype: tensor.datatype.to_owned(),
+        shape: tensor.shape.clone(),
+    }
 }
 
 fn tensors_json(tensors: &[Tensor]) -> String {
@@ -330,7 +365,8 @@ mod tests {
 
     #[test]
     fn the_http_request_has_correct_lengths() {
-        for workload in Workload::ALL.into_iter().filter(|workload| *workload != Workload::Handler) {
+        for workload in Workload::ALL.into_iter().filter(|workload| *workload != Workload::Handler)
+        {
             let request = workload.http_request(None);
             let end = request.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
             let head = std::str::from_utf8(&request[..end]).unwrap();
@@ -349,7 +385,8 @@ mod tests {
     #[test]
     fn the_handler_request_contains_the_expected_response() {
         let request = Workload::Handler.http_request(None);
-        let text = String::from_utf8_lossy(&request[..request.len() - Workload::Handler.payload()]).into_owned();
+        let text = String::from_utf8_lossy(&request[..request.len() - Workload::Handler.payload()])
+            .into_owned();
         assert!(text.starts_with("POST /predictions/handler HTTP/1.1\r\n"), "{text}");
         assert!(text.ends_with("Content-Length: 64\r\n\r\n"), "{text}");
         assert!(request.ends_with(&Workload::Handler.answer()[0]));

@@ -1,5 +1,6 @@
-//! Invariants that must hold for any bytes from outside the process: one function per fuzz target. An ordinary test runs the
-//! functions on the corpora and past findings (`frontend/tests/corpus.rs`).
+//! Invariants that must hold for any bytes from outside the process: one function per fuzz target.
+//! An ordinary test runs the functions on the corpora and past findings
+//! (`frontend/tests/corpus.rs`).
 
 use std::fmt::Debug;
 use std::fs;
@@ -45,7 +46,8 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("wire", wire),
 ];
 
-/// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be encoded.
+/// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be
+/// encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_http::fuzzing::request(data);
 }
@@ -55,14 +57,17 @@ pub(crate) fn grpc(data: &[u8]) {
     pharos_grpc::fuzzing::request(data);
 }
 
-/// Archives of models and environments: nothing is written outside of the target directory, nor more than the limits allow.
+/// Archives of models and environments: nothing is written outside of the target directory, nor
+/// more than the limits allow.
 pub(crate) fn archive(data: &[u8]) {
     const LIMITS: (u64, u64) = (1 << 20, 64);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    // Two directories above, for the paths of an archive that lead out of its target by more than one.
+    // Two directories above, for the paths of an archive that lead out of its target by more than
+    // one.
     let inner = folder.path().join("above/inner");
     fs::create_dir_all(&inner).expect("directories");
-    let [file, model, environment] = ["archive", "model", "environment"].map(|name| inner.join(name));
+    let [file, model, environment] =
+        ["archive", "model", "environment"].map(|name| inner.join(name));
     fs::write(&file, data).expect("a file");
     fs::create_dir(&model).expect("a directory");
     let _ = pharos_torchserve::fuzzing::unpack_model(&file, &model, LIMITS.0, LIMITS.1);
@@ -81,9 +86,12 @@ pub(crate) fn archive(data: &[u8]) {
     }
 }
 
-/// Returns what is in a directory and the directories down to `inner`, except `known`, which is in the latter.
+/// Returns what is in a directory and the directories down to `inner`, except `known`, which is in
+/// the latter.
 pub(crate) fn outside(top: &Path, inner: &Path, known: &[&PathBuf]) -> Vec<PathBuf> {
-    let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let entries = |directory: &Path| {
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+    };
     let mut found: Vec<PathBuf> = entries(inner).filter(|path| !known.contains(&path)).collect();
     let mut below = inner;
     while let Some(above) = below.parent().filter(|_| below != top) {
@@ -109,21 +117,24 @@ fn contents(directory: &Path) -> (u64, u64) {
     (bytes, entries)
 }
 
-/// TorchServe's config.properties, model-config.yaml and forms. A form is its content type, a line break and its body.
+/// TorchServe's config.properties, model-config.yaml and forms. A form is its content type, a line
+/// break and its body.
 pub(crate) fn torchserve(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         pharos_torchserve::fuzzing::texts(text);
     }
     let Some(end) = data.iter().position(|&byte| byte == b'\n') else { return };
-    let (content_type, body) = (String::from_utf8_lossy(&data[..end]), Bytes::copy_from_slice(&data[end + 1..]));
+    let (content_type, body) =
+        (String::from_utf8_lossy(&data[..end]), Bytes::copy_from_slice(&data[end + 1..]));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(pharos_torchserve::fuzzing::form(&content_type, body));
 }
 
-/// Entries of the response cache that another program may have written: decoding never panics, and a decoded entry survives encoding
-/// and decoding.
+/// Entries of the response cache that another program may have written: decoding never panics, and
+/// a decoded entry survives encoding and decoding.
 pub(crate) fn cached(data: &[u8]) {
-    let draft = Draft::from_text("backend: \"b\"\nmax_batch_size: 4", "config.pbtxt").expect("a valid configuration");
+    let draft = Draft::from_text("backend: \"b\"\nmax_batch_size: 4", "config.pbtxt")
+        .expect("a valid configuration");
     let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
     let config = draft.complete(&completion).expect("a complete configuration");
     let request = InferRequest::default();
@@ -137,8 +148,8 @@ pub(crate) fn cached(data: &[u8]) {
     assert_eq!(format!("{again:?}"), format!("{:?}", Ok::<_, ()>(entry)));
 }
 
-/// HTTP load requests with files and a configuration: files of any name stay in the model's directory, and any configuration is
-/// either parsed or refused.
+/// HTTP load requests with files and a configuration: files of any name stay in the model's
+/// directory, and any configuration is either parsed or refused.
 pub(crate) fn repository(data: &[u8]) {
     let Ok(Some(given)) = Override::new(pharos_http::fuzzing::load(data)) else { return };
     let inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -146,7 +157,8 @@ pub(crate) fn repository(data: &[u8]) {
         assert!(!path.as_os_str().is_empty() && inside(path), "{}", path.display());
     }
     if let Ok(draft) = Draft::from_json(&given.config) {
-        let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
+        let completion =
+            Completion { directory: "m", auto_complete: true, ..Completion::default() };
         if let Ok(config) = draft.complete(&completion) {
             let made = VersionFingerprint::new(&config, Stamp::default());
             assert_eq!(made, VersionFingerprint::new(&config, Stamp::default()));
@@ -163,7 +175,8 @@ pub(crate) fn regions(data: &[u8]) {
     }
 }
 
-/// Frames between frontend and worker: decoding never panics, and a decoded frame survives encoding and decoding.
+/// Frames between frontend and worker: decoding never panics, and a decoded frame survives encoding
+/// and decoding.
 pub(crate) fn wire(data: &[u8]) {
     // Compared as text, because a NaN among the parameters is not equal to itself.
     fn same<T: Debug, E: Debug>(frame: T, bytes: &[u8], decode: fn(&[u8]) -> Result<T, E>) {
@@ -182,13 +195,17 @@ pub(crate) fn wire(data: &[u8]) {
     }
 }
 
-/// The metrics ring with a hostile producer: the reader neither panics nor loops for any contents of the producer's memory.
+/// The metrics ring with a hostile producer: the reader neither panics nor loops for any contents
+/// of the producer's memory.
 pub(crate) fn ring(data: &[u8]) {
     /// The offsets of the producer's words: its head and the records.
     const HEAD: usize = 8 * 8;
     const RECORDS: usize = 32 * 8;
     let (descriptor, mut reader) = channel::create(16 << 10).expect("the ring can be created");
-    let length = fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
+    let length = fs::File::from(descriptor.try_clone().expect("a descriptor"))
+        .metadata()
+        .expect("a length")
+        .len();
     let length = usize::try_from(length).expect("a length");
     let memory = SharedMemory::map(&descriptor, length).expect("the ring can be mapped");
     // The first two bytes are the number of words that the producer claims to have written.
@@ -203,7 +220,8 @@ pub(crate) fn ring(data: &[u8]) {
     }
 }
 
-/// config.pbtxt: parsing never panics, a parsed draft survives encoding and decoding, and a completed one can be rendered.
+/// config.pbtxt: parsing never panics, a parsed draft survives encoding and decoding, and a
+/// completed one can be rendered.
 pub(crate) fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
@@ -214,8 +232,9 @@ pub(crate) fn config(data: &[u8]) {
     }
 }
 
-const SMALL: &str = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: Level, unit: m}]\n  \
-                     histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: B}]\n";
+const SMALL: &str = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: \
+     Level, unit: m}]\n  histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: \
+     B}]\n";
 
 /// Returns a cache with one metric of each type that also accepts a few undeclared metrics.
 fn small_cache() -> Arc<Cache> {
@@ -228,15 +247,21 @@ fn small_cache() -> Arc<Cache> {
 
 /// Checks that each line of the exposition has a valid name and a value.
 fn scraped_well(cache: &Arc<Cache>) {
-    for line in exposition::render(cache, Format::Text).lines().filter(|line| !line.starts_with('#')) {
+    for line in
+        exposition::render(cache, Format::Text).lines().filter(|line| !line.starts_with('#'))
+    {
         let (series, value) = line.rsplit_once(' ').expect("a series and its value");
         let name = series.split('{').next().expect("a name");
         assert_eq!(prometheus_name(name), name, "{line}");
-        assert!(value == "+Inf" || value == "-Inf" || value == "NaN" || value.parse::<f64>().is_ok(), "{line}");
+        assert!(
+            value == "+Inf" || value == "-Inf" || value == "NaN" || value.parse::<f64>().is_ok(),
+            "{line}"
+        );
     }
 }
 
-/// StatsD datagrams: parsing never panics, returns only valid values, and leaves the cache in a state that can be rendered.
+/// StatsD datagrams: parsing never panics, returns only valid values, and leaves the cache in a
+/// state that can be rendered.
 pub(crate) fn statsd(data: &[u8]) {
     let mut lines = 0_usize;
     statsd::parse(data, |text, outcome| {
@@ -244,11 +269,15 @@ pub(crate) fn statsd(data: &[u8]) {
         assert!(!text.is_empty() && !text.contains(&b'\n'));
         let Ok(line) = outcome else { return };
         assert_eq!(prometheus_name(&line.name), line.name);
-        assert!(!line.updates.is_empty() && line.labels.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(
+            !line.updates.is_empty() && line.labels.windows(2).all(|pair| pair[0].0 < pair[1].0)
+        );
         for update in line.updates.into_iter().flatten() {
             match update {
                 Update::Set(value) | Update::Change(value) => assert!(value.is_finite()),
-                Update::Observe { value, times, .. } => assert!(value.is_finite() && (1..=1000).contains(&times)),
+                Update::Observe { value, times, .. } => {
+                    assert!(value.is_finite() && (1..=1000).contains(&times))
+                }
                 // A sampling rate near 0 may make the increment infinite; the cache refuses it.
                 Update::Increment(value) => assert!(!value.is_nan()),
                 Update::Member(_) => {}
@@ -262,7 +291,8 @@ pub(crate) fn statsd(data: &[u8]) {
     scraped_well(&cache);
 }
 
-/// Lines that a worker prints after the marker: parsing never panics and leaves the cache in a state that can be rendered.
+/// Lines that a worker prints after the marker: parsing never panics and leaves the cache in a
+/// state that can be rendered.
 pub(crate) fn legacy(data: &[u8]) {
     let cache = small_cache();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -275,27 +305,36 @@ pub(crate) fn legacy(data: &[u8]) {
     scraped_well(&cache);
 }
 
-/// Trace files: reading never panics, the traces can be summarised and rendered, and a truncated file yields no more traces than
-/// the whole one.
+/// Trace files: reading never panics, the traces can be summarised and rendered, and a truncated
+/// file yields no more traces than the whole one.
 pub(crate) fn trace(data: &[u8]) {
     let Ok(found) = read(data) else { return };
     let models = summary::summarize(found.traces.iter());
     assert!(models.iter().map(|model| model.traces).sum::<usize>() <= found.traces.len());
     assert!(summary::table(&models).lines().count() >= 2 * models.len());
-    assert!(summary::json(&models).starts_with('{') && chrome::render(found.traces.iter()).ends_with("]}\n"));
-    let stamps = |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
+    assert!(
+        summary::json(&models).starts_with('{')
+            && chrome::render(found.traces.iter()).ends_with("]}\n")
+    );
+    let stamps =
+        |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
     if let Ok(cut) = read(&data[..data.len() / 2]) {
         assert!(found.broken > 0 || stamps(&cut) <= stamps(&found));
     }
 }
 
-/// metrics.yaml: parsing never panics and terminates quickly; a catalog can be listed, modified, compared, served, and loaded in
-/// place of another one.
+/// metrics.yaml: parsing never panics and terminates quickly; a catalog can be listed, modified,
+/// compared, served, and loaded in place of another one.
 pub(crate) fn metrics(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let catalog = match Catalog::parse(text, "metrics.yaml") {
         Ok(catalog) => catalog,
-        Err(error) => return assert!(error.line > 0 && error.column > 0 && !error.message.is_empty(), "{error}"),
+        Err(error) => {
+            return assert!(
+                error.line > 0 && error.column > 0 && !error.message.is_empty(),
+                "{error}"
+            );
+        }
     };
     for (id, spec) in catalog.iter() {
         assert_eq!(catalog.find(&spec.name).map(|(found, _)| found), Some(id));

@@ -1,9 +1,10 @@
-//! Explores the interleavings of the two sides of a ring of frames, and of the threads that add to and take a held sum, with `loom`
-//! (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings permit. It compiles
-//! the code of the server, `src/wire/ring.rs` and `src/metrics/held_sum.rs`, with doubles of the shared memory and of the atomics.
+//! Explores the interleavings of the two sides of a ring of frames, and of the threads that add to
+//! and take a held sum, with `loom` (https://docs.rs/loom), which also lets loads return old values
+//! as far as the memory orderings permit. It compiles the code of the server, `src/wire/ring.rs`
+//! and `src/metrics/held_sum.rs`, with doubles of the shared memory and of the atomics.
 //!
-//! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while it is written, or if an increment is
-//! lost or taken twice.
+//! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while
+//! it is written, or if an increment is lost or taken twice.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
 
@@ -56,7 +57,10 @@ mod shm {
 
     impl OneRing {
         fn new() -> Self {
-            Self { words: WORDS.map(|_| AtomicU64::new(0)), bytes: [0; OBSERVED].map(UnsafeCell::new) }
+            Self {
+                words: WORDS.map(|_| AtomicU64::new(0)),
+                bytes: [0; OBSERVED].map(UnsafeCell::new),
+            }
         }
     }
 
@@ -86,7 +90,9 @@ mod shm {
 
     impl SharedMemory {
         pub(crate) fn map(_descriptor: impl AsFd, _len: usize) -> io::Result<Self> {
-            MEMORY.with_borrow(|memory| memory.as_deref().cloned()).ok_or_else(|| io::Error::other("no execution"))
+            MEMORY
+                .with_borrow(|memory| memory.as_deref().cloned())
+                .ok_or_else(|| io::Error::other("no execution"))
         }
 
         pub(crate) fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
@@ -146,7 +152,8 @@ impl Socket {
 fn ends() -> (Producer, Consumer, Arc<Socket>, Arc<Socket>) {
     shm::begin();
     let memory = ring::create().unwrap();
-    let ((producer, _), (_, consumer)) = (ring::of_frontend(&memory).unwrap(), ring::of_worker(&memory).unwrap());
+    let ((producer, _), (_, consumer)) =
+        (ring::of_frontend(&memory).unwrap(), ring::of_worker(&memory).unwrap());
     shm::end();
     (producer, consumer, Arc::new(Socket::default()), Arc::new(Socket::default()))
 }
@@ -184,7 +191,8 @@ fn a_sleeping_consumer_is_woken() {
     writer.join().unwrap();
 }
 
-/// The ring is full, so the producer sleeps until there is room: its byte is written over the first one.
+/// The ring is full, so the producer sleeps until there is room: its byte is written over the first
+/// one.
 fn a_sleeping_producer_is_woken() {
     let (mut producer, mut consumer, of_consumer, of_producer) = ends();
     assert_eq!(producer.write(&vec![1; CAPACITY]).unwrap(), CAPACITY);
@@ -204,7 +212,8 @@ fn a_sleeping_producer_is_woken() {
     writer.join().unwrap();
 }
 
-/// The writer takes a sum as often as it is listed: it gets each increment once, and the last one too.
+/// The writer takes a sum as often as it is listed: it gets each increment once, and the last one
+/// too.
 fn increments_are_taken_once() {
     let (sum, listed) = (Arc::new(HeldSum::new()), Arc::new(Mutex::new(0)));
     let recorders: Vec<_> = (0..2)

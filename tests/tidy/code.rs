@@ -35,11 +35,13 @@ static COMMENT_OR_LITERAL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&format!("(?s){comments}|{raw_strings}|{others}")).expect("valid")
 });
 
-static INLINE_TESTS: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"(?m)^#\[cfg\(test\)\]\n(?:#\[.*\]\n)*mod \w+ \{").expect("valid"));
+static INLINE_TESTS: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"(?m)^#\[cfg\(test\)\]\n(?:#\[.*\]\n)*mod \w+ \{").expect("valid")
+});
 
 static TEST_MODULE: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"#\[cfg\(test\)\]\s*(?:#\[[^\n]*\]\s*)*(?:pub(?:\(crate\))? )?mod (\w+);").expect("valid")
+    Regex::new(r"#\[cfg\(test\)\]\s*(?:#\[[^\n]*\]\s*)*(?:pub(?:\(crate\))? )?mod (\w+);")
+        .expect("valid")
 });
 
 static IMPORT_OR_PATH: LazyLock<Regex> =
@@ -60,7 +62,9 @@ pub(crate) fn sources(files: &[File]) -> Vec<Source<'_>> {
             codes.push((file.path.as_str(), folder, module, code));
         }
     }
-    codes.retain(|(_, folder, module, _)| !ancestors(module).any(|ancestor| tests.contains(&(*folder, ancestor))));
+    codes.retain(|(_, folder, module, _)| {
+        !ancestors(module).any(|ancestor| tests.contains(&(*folder, ancestor)))
+    });
     let mut modules = BTreeSet::new();
     for (_, folder, module, _) in &codes {
         modules.extend(ancestors(module).map(|ancestor| (*folder, ancestor)));
@@ -75,7 +79,9 @@ pub(crate) fn sources(files: &[File]) -> Vec<Source<'_>> {
 
 /// Returns whether a file contains only tests.
 pub(crate) fn is_test(path: &str) -> bool {
-    path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || (path.contains("src/") && path.contains("/tests/"))
+    path.ends_with("/tests.rs")
+        || path.ends_with("_tests.rs")
+        || (path.contains("src/") && path.contains("/tests/"))
 }
 
 /// Returns the text before the file's module of tests.
@@ -85,7 +91,9 @@ pub(crate) fn without_tests(text: &str) -> &str {
 
 /// Replaces comments and literals by spaces; lines are preserved.
 pub(crate) fn mask(text: &str) -> String {
-    let blank = |found: &Captures<'_>| found[0].chars().map(|c| if c == '\n' { c } else { ' ' }).collect::<String>();
+    let blank = |found: &Captures<'_>| {
+        found[0].chars().map(|c| if c == '\n' { c } else { ' ' }).collect::<String>()
+    };
     COMMENT_OR_LITERAL.replace_all(text, blank).into_owned()
 }
 
@@ -114,13 +122,18 @@ fn module_of(path: &str) -> Module {
     segments
 }
 
-pub(crate) fn named_paths(code: &str, module: &[String], is_module: impl Fn(Module) -> bool) -> Vec<NamedPath> {
+pub(crate) fn named_paths(
+    code: &str,
+    module: &[String],
+    is_module: impl Fn(Module) -> bool,
+) -> Vec<NamedPath> {
     let mut found = Vec::new();
     for captures in IMPORT_OR_PATH.captures_iter(code) {
         let import = captures.get(1);
         let begin = captures.get_match().start();
         let line = code[..begin].matches('\n').count() + 1;
-        let paths = import.map_or_else(|| vec![captures[0].to_owned()], |tree| expand(tree.as_str()));
+        let paths =
+            import.map_or_else(|| vec![captures[0].to_owned()], |tree| expand(tree.as_str()));
         for path in paths {
             let segments = absolute(path.split("::"), module, &is_module);
             found.push(NamedPath { line, is_import: import.is_some(), segments });

@@ -1,5 +1,5 @@
-//! Checks documents: links and anchors resolve, pages are in the table of contents, and merges left no row of a table and no
-//! folder of a tree twice.
+//! Checks documents: links and anchors resolve, pages are in the table of contents, and merges left
+//! no row of a table and no folder of a tree twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,8 @@ pub(crate) fn check(files: &[File]) -> Vec<String> {
     found
 }
 
-/// Returns the lines of a document, and separately the lines of each code block. In the former, each line of a code block is "`".
+/// Returns the lines of a document, and separately the lines of each code block. In the former,
+/// each line of a code block is "`".
 fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
     let mut lines = Vec::new();
     let mut blocks = Vec::new();
@@ -62,7 +63,12 @@ fn sources(document: &File, files: &[File]) -> Vec<String> {
             let end = format!("/{named}");
             if !files.iter().any(|file| file.path == named || file.path.ends_with(&end)) {
                 let advice = "name the file that has this now";
-                found.push(violation(&document.path, line, &format!("`{named}` does not exist"), advice));
+                found.push(violation(
+                    &document.path,
+                    line,
+                    &format!("`{named}` does not exist"),
+                    advice,
+                ));
             }
         }
     }
@@ -71,7 +77,8 @@ fn sources(document: &File, files: &[File]) -> Vec<String> {
 
 /// Finds links to missing files and headings, and pages that SUMMARY.md omits.
 fn links(files: &[File], documents: &[&File]) -> Vec<String> {
-    let anchors: BTreeMap<_, _> = documents.iter().map(|file| (file.path.as_str(), headings(&file.text))).collect();
+    let anchors: BTreeMap<_, _> =
+        documents.iter().map(|file| (file.path.as_str(), headings(&file.text))).collect();
     let mut paths = BTreeSet::from([String::new()]);
     for file in files {
         paths.insert(file.path.clone());
@@ -85,19 +92,32 @@ fn links(files: &[File], documents: &[&File]) -> Vec<String> {
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
             let Some(path) = resolve(&file.path, path).filter(|path| paths.contains(path)) else {
                 let rule = format!("broken link `{target}`: no such file");
-                found.push(violation(&file.path, line, &rule, "write the path relative to this document"));
+                found.push(violation(
+                    &file.path,
+                    line,
+                    &rule,
+                    "write the path relative to this document",
+                ));
                 continue;
             };
-            if !anchor.is_empty() && anchors.get(path.as_str()).is_some_and(|anchors| !anchors.contains(anchor)) {
+            if !anchor.is_empty()
+                && anchors.get(path.as_str()).is_some_and(|anchors| !anchors.contains(anchor))
+            {
                 let rule = format!("broken link `{target}`: no such heading");
-                found.push(violation(&file.path, line, &rule, "use the anchor of a heading of that document"));
+                found.push(violation(
+                    &file.path,
+                    line,
+                    &rule,
+                    "use the anchor of a heading of that document",
+                ));
             }
             if file.path == summary {
                 listed.insert(path);
             }
         }
     }
-    for page in documents.iter().filter(|file| file.path.starts_with(BOOK) && file.path != summary) {
+    for page in documents.iter().filter(|file| file.path.starts_with(BOOK) && file.path != summary)
+    {
         if !listed.contains(&page.path) {
             let advice = format!("add the page to {summary}");
             found.push(violation(&page.path, 1, "the table of contents omits this page", &advice));
@@ -113,13 +133,16 @@ fn targets(text: &str) -> Vec<Line<'_>> {
         // A link's text may contain code, but not its target.
         for prose in line.split('`').step_by(2) {
             let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-            found.extend(targets.filter(|target| !target.contains(':')).map(|target| (number, target)));
+            found.extend(
+                targets.filter(|target| !target.contains(':')).map(|target| (number, target)),
+            );
         }
     }
     found
 }
 
-/// Resolves a link's path from the root; `None` if it leaves the repository. An empty path is the document itself.
+/// Resolves a link's path from the root; `None` if it leaves the repository. An empty path is the
+/// document itself.
 fn resolve(document: &str, path: &str) -> Option<String> {
     if path.is_empty() {
         return Some(document.to_owned());
@@ -136,7 +159,8 @@ fn resolve(document: &str, path: &str) -> Option<String> {
     Some(segments.join("/"))
 }
 
-/// Returns the anchors of a document's headings, as code hosts and mdBook form them; the second of equal ones ends with `-1`.
+/// Returns the anchors of a document's headings, as code hosts and mdBook form them; the second of
+/// equal ones ends with `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for (_, line) in split(text).0 {
@@ -144,7 +168,10 @@ fn headings(text: &str) -> BTreeSet<String> {
         if title.len() == line.len() || !title.starts_with(' ') {
             continue;
         }
-        let kept = title.trim().chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+        let kept = title
+            .trim()
+            .chars()
+            .filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
         let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
         let mut unique = anchor.clone();
         let mut count = 0;
@@ -160,22 +187,39 @@ fn headings(text: &str) -> BTreeSet<String> {
 fn tables(file: &File, text: &[Line<'_>]) -> Vec<String> {
     let is_row = |line: &str| line.trim_start().starts_with('|');
     let mut found = Vec::new();
-    for table in text.chunk_by(|one, next| is_row(one.1) == is_row(next.1)).filter(|lines| is_row(lines[0].1)) {
+    for table in text
+        .chunk_by(|one, next| is_row(one.1) == is_row(next.1))
+        .filter(|lines| is_row(lines[0].1))
+    {
         let mut keys = BTreeSet::new();
         for (line, row) in table {
-            let key = row.trim_start().trim_start_matches('|').split(" |").next().unwrap_or_default().trim();
+            let key = row
+                .trim_start()
+                .trim_start_matches('|')
+                .split(" |")
+                .next()
+                .unwrap_or_default()
+                .trim();
             if !key.is_empty() && !keys.insert(key) {
-                found.push(violation(&file.path, *line, &format!("the table has two rows for `{key}`"), MERGED));
+                found.push(violation(
+                    &file.path,
+                    *line,
+                    &format!("the table has two rows for `{key}`"),
+                    MERGED,
+                ));
             }
         }
     }
     found
 }
 
-/// Checks that a folder tree (its first line has a name that ends in `/`) explains each folder and module once.
+/// Checks that a folder tree (its first line has a name that ends in `/`) explains each folder and
+/// module once.
 fn tree(file: &File, lines: &[Line<'_>]) -> Vec<String> {
     let name_of = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
-    let is_tree = lines.first().is_some_and(|(_, line)| !line.starts_with(' ') && name_of(line).ends_with('/'));
+    let is_tree = lines
+        .first()
+        .is_some_and(|(_, line)| !line.starts_with(' ') && name_of(line).ends_with('/'));
     let mut found = Vec::new();
     let mut names = BTreeSet::new();
     for (number, line) in lines.iter().filter(|_| is_tree) {
@@ -183,7 +227,12 @@ fn tree(file: &File, lines: &[Line<'_>]) -> Vec<String> {
         match line.len() - line.trim_start().len() {
             0 => names.clear(),
             2 if !names.insert(name.clone()) => {
-                found.push(violation(&file.path, *number, &format!("`{name}` is explained twice"), MERGED));
+                found.push(violation(
+                    &file.path,
+                    *number,
+                    &format!("`{name}` is explained twice"),
+                    MERGED,
+                ));
             }
             _ => {}
         }

@@ -1,4 +1,5 @@
-//! Checks what packages and modules use: packages and modules of lower floors only, no banned paths, no cycles.
+//! Checks what packages and modules use: packages and modules of lower floors only, no banned
+//! paths, no cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,20 +7,39 @@ use crate::code::{Module, Source, ancestors, child};
 use crate::rules::{BANS, Floor, LAYERINGS, PACKAGES};
 use crate::{File, violation};
 
-/// Checks that packages depend on lower floors of `PACKAGES`, and inherit the workspace's lints, of which `unsafe_code` is one.
+/// Checks that packages depend on lower floors of `PACKAGES`, and inherit the workspace's lints, of
+/// which `unsafe_code` is one.
 pub(crate) fn packages(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with("/Cargo.toml")) {
-        let Some(layering) = PACKAGES.iter().find(|layering| file.path.starts_with(layering.source)) else { continue };
+        let Some(layering) =
+            PACKAGES.iter().find(|layering| file.path.starts_with(layering.source))
+        else {
+            continue;
+        };
         if !file.text.contains("[lints]\nworkspace = true") {
             let advice = "add `[lints]` with `workspace = true`";
-            found.push(violation(&file.path, 1, "a package has the lints of the workspace", advice));
+            found.push(violation(
+                &file.path,
+                1,
+                "a package has the lints of the workspace",
+                advice,
+            ));
         }
-        let name =
-            file.text.lines().find_map(|line| line.strip_prefix("name = ")).unwrap_or_default().trim_matches('"');
+        let name = file
+            .text
+            .lines()
+            .find_map(|line| line.strip_prefix("name = "))
+            .unwrap_or_default()
+            .trim_matches('"');
         let Some(own) = floor_of(layering.floors, name) else {
             let advice = "add it to PACKAGES in tests/tidy/rules.rs, and to ARCHITECTURE.md";
-            found.push(violation(&file.path, 1, &format!("the package `{name}` has no floor"), advice));
+            found.push(violation(
+                &file.path,
+                1,
+                &format!("the package `{name}` has no floor"),
+                advice,
+            ));
             continue;
         };
         let mut table = "";
@@ -28,12 +48,19 @@ pub(crate) fn packages(files: &[File]) -> Vec<String> {
                 table = text;
             }
             let dependency = text.split(['=', '.', ' ']).next().unwrap_or_default();
-            if table != "[dependencies]" || !(dependency == "pharos" || dependency.starts_with("pharos-")) {
+            if table != "[dependencies]"
+                || !(dependency == "pharos" || dependency.starts_with("pharos-"))
+            {
                 continue;
             }
             if floor_of(layering.floors, dependency).is_none_or(|floor| floor <= own) {
                 let rule = format!("`{name}` may not depend on `{dependency}`");
-                found.push(violation(&file.path, line, &rule, "see PACKAGES in tests/tidy/rules.rs"));
+                found.push(violation(
+                    &file.path,
+                    line,
+                    &rule,
+                    "see PACKAGES in tests/tidy/rules.rs",
+                ));
             }
         }
     }
@@ -44,22 +71,33 @@ pub(crate) fn packages(files: &[File]) -> Vec<String> {
 pub(crate) fn floors(sources: &[Source<'_>]) -> Vec<String> {
     let mut found = Vec::new();
     for source in sources {
-        let Some(layering) = LAYERINGS.iter().find(|layering| source.folder == layering.source) else { continue };
+        let Some(layering) = LAYERINGS.iter().find(|layering| source.folder == layering.source)
+        else {
+            continue;
+        };
         let Some(own) = source.module.first() else { continue };
         let Some(height) = floor_of(layering.floors, own) else {
             let advice = "add it to a floor in tests/tidy/rules.rs, and to ARCHITECTURE.md";
-            found.push(violation(source.path, 1, &format!("the module `{own}` has no floor"), advice));
+            found.push(violation(
+                source.path,
+                1,
+                &format!("the module `{own}` has no floor"),
+                advice,
+            ));
             continue;
         };
         for path in &source.paths {
             let [root, other, ..] = &path.segments[..] else { continue };
-            let Some(floor) = floor_of(layering.floors, other).filter(|_| root == "crate" && other != own) else {
+            let Some(floor) =
+                floor_of(layering.floors, other).filter(|_| root == "crate" && other != own)
+            else {
                 continue;
             };
             if floor < height || (floor == height && !layering.floors[height].among_themselves) {
                 let place = if floor == height { "beside" } else { "above" };
                 let rule = format!("`{own}` uses `{other}`, which is {place} it");
-                let advice = "imports point down only: move what is shared below both, or pass it in";
+                let advice =
+                    "imports point down only: move what is shared below both, or pass it in";
                 found.push(violation(source.path, path.line, &rule, advice));
             }
         }
@@ -80,7 +118,8 @@ pub(crate) fn bans(sources: &[Source<'_>]) -> Vec<String> {
             for path in &source.paths {
                 let name = path.segments.join("::");
                 let is_banned = |banned: &&str| {
-                    name.strip_prefix(banned).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+                    name.strip_prefix(banned)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
                 };
                 if ban.paths.iter().any(is_banned) {
                     let rule = format!("`{name}` is not allowed here");
@@ -92,7 +131,8 @@ pub(crate) fn bans(sources: &[Source<'_>]) -> Vec<String> {
     found
 }
 
-/// Checks that the modules of each parent do not form cycles. A name that a parent imports counts as the module that defines it.
+/// Checks that the modules of each parent do not form cycles. A name that a parent imports counts
+/// as the module that defines it.
 pub(crate) fn cycles(sources: &[Source<'_>]) -> Vec<String> {
     let folders: BTreeSet<_> = sources.iter().map(|source| source.folder).collect();
     let mut found = Vec::new();

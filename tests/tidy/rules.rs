@@ -20,7 +20,8 @@ const TORCHSERVE: &[&str] = &[
 /// The folders of the crates inside `src/` that the core is built on.
 pub(crate) const CRATES_OF_THE_CORE: &[&str] = &["src/base/", "src/metrics/"];
 
-/// A package and its floors, from the highest down. A module may use lower floors, never higher ones.
+/// A package and its floors, from the highest down. A module may use lower floors, never higher
+/// ones.
 pub(crate) struct Layering {
     /// Its source folder.
     pub(crate) source: &'static str,
@@ -42,7 +43,8 @@ const fn interdependent(modules: &'static [&'static str]) -> Floor {
     Floor { modules, among_themselves: true }
 }
 
-/// The floors of ARCHITECTURE.md. `lib.rs` and `main.rs` are above all floors and may use everything.
+/// The floors of ARCHITECTURE.md. `lib.rs` and `main.rs` are above all floors and may use
+/// everything.
 pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "src/",
@@ -64,7 +66,15 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "yielding",
             ]),
             independent(&["model", "classification"]),
-            interdependent(&["infer", "request_trace", "tensor", "batch_split", "data", "region", "arena"]),
+            interdependent(&[
+                "infer",
+                "request_trace",
+                "tensor",
+                "batch_split",
+                "data",
+                "region",
+                "arena",
+            ]),
             independent(&["printable"]),
         ],
     },
@@ -225,7 +235,8 @@ pub(crate) const BANS: &[Ban] = &[
             "std::time::Instant",
             "std::time::SystemTime",
         ],
-        advice: "the core has no sockets, threads, processes or clocks: let the caller pass bytes and the time in",
+        advice: "the core has no sockets, threads, processes or clocks: let the caller pass bytes \
+                 and the time in",
     },
     Ban {
         within: &["src/", "worker/"],
@@ -237,13 +248,22 @@ pub(crate) const BANS: &[Ban] = &[
         within: &["worker/python/", "examples/backend_rust/", "tests/backends/"],
         except: &[],
         paths: &["pharos_backend::runtime"],
-        advice: "backends use the public interface of pharos_backend; its module `runtime` is for pharos-worker",
+        advice: "backends use the public interface of pharos_backend; its module `runtime` is for \
+                 pharos-worker",
     },
     Ban {
         within: DECIDERS,
         except: &[],
-        paths: &["crate::tensor", "crate::infer", "crate::wire", "crate::metrics", "crate::shm", "crate::arena"],
-        advice: "deciders use ids, model and timeline, never payloads or counters: the driver in frontend/engine has those",
+        paths: &[
+            "crate::tensor",
+            "crate::infer",
+            "crate::wire",
+            "crate::metrics",
+            "crate::shm",
+            "crate::arena",
+        ],
+        advice: "deciders use ids, model and timeline, never payloads or counters: the driver in \
+                 frontend/engine has those",
     },
     Ban {
         within: &["src/metrics/exposition", "src/metrics/otlp"],
@@ -261,8 +281,15 @@ pub(crate) const BANS: &[Ban] = &[
     Ban {
         within: EDGES,
         except: &[],
-        paths: &["pharos::scheduler", "pharos::supervisor", "pharos::wire", "pharos::arena", "pharos::shm"],
-        advice: "http and grpc use only the operations of a service: add an operation to pharos::service",
+        paths: &[
+            "pharos::scheduler",
+            "pharos::supervisor",
+            "pharos::wire",
+            "pharos::arena",
+            "pharos::shm",
+        ],
+        advice: "http and grpc use only the operations of a service: add an operation to \
+                 pharos::service",
     },
     Ban {
         within: &["frontend/", "worker/src/"],
@@ -273,7 +300,8 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/torchserve/",
         ],
         paths: &["serde_json"],
-        advice: "JSON values are private to pharos-http, pharos-torchserve, the log and Triton's file of credentials (and to the core's readers and renderers)",
+        advice: "JSON values are private to pharos-http, pharos-torchserve, the log and Triton's \
+                 file of credentials (and to the core's readers and renderers)",
     },
     Ban {
         within: &["src/", "frontend/", "worker/src/"],
@@ -293,22 +321,33 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/torchserve/src/rest/port_policy.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, src/model, the scrape in protobuf and \
-                 the encoders of OTLP: use the core's types",
+        advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, \
+                 src/model, the scrape in protobuf and the encoders of OTLP: use the core's types",
     },
 ];
 
-/// The packages, from the highest down. The code of a package below `source` may use packages of lower floors; its tests may use any.
+/// The packages, from the highest down. The code of a package below `source` may use packages of
+/// lower floors; its tests may use any.
 pub(crate) const PACKAGES: &[Layering] = &[
     Layering {
         source: "src/",
-        floors: &[independent(&["pharos"]), independent(&["pharos-metrics"]), independent(&["pharos-base"])],
+        floors: &[
+            independent(&["pharos"]),
+            independent(&["pharos-metrics"]),
+            independent(&["pharos-base"]),
+        ],
     },
     Layering {
         source: "frontend/",
         floors: &[
             independent(&["pharos-frontend"]),
-            independent(&["pharos-engine", "pharos-grpc", "pharos-http", "pharos-top", "pharos-torchserve"]),
+            independent(&[
+                "pharos-engine",
+                "pharos-grpc",
+                "pharos-http",
+                "pharos-top",
+                "pharos-torchserve",
+            ]),
             independent(&["pharos-edge", "pharos-telemetry"]),
             independent(&["pharos-listener"]),
             independent(&["pharos-os"]),
@@ -356,7 +395,8 @@ pub(crate) const TEXTS: &[Text] = &[
         within: &["frontend/"],
         except: &[],
         pattern: r"cfg\(not\(test\)\)|cfg_attr\(test, allow\(dead_code\)\)",
-        advice: "unit tests compile all code: make it generic over a trait of the core, and test it with a double",
+        advice: "unit tests compile all code: make it generic over a trait of the core, and test \
+                 it with a double",
     },
 ];
 
@@ -368,4 +408,5 @@ pub(crate) const METRICS_DEFINITION: &str = "metrics.yaml";
 pub(crate) const METRICS_ENUM: &str = "src/metrics/builtin.rs";
 
 /// Metrics of the worker's runtime, which has no enum.
-pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];
+pub(crate) const METRICS_OF_THE_WORKER: &[&str] =
+    &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];

@@ -1,4 +1,5 @@
-//! Checks texts: the patterns of `TEXTS` in code, the phrases of `phrases.txt`, paths of one machine, heads of modules.
+//! Checks texts: the patterns of `TEXTS` in code, the phrases of `phrases.txt`, paths of one
+//! machine, heads of modules.
 
 use regex::Regex;
 
@@ -9,7 +10,8 @@ use crate::{File, violation};
 /// Phrases that readers stumble over, each with a reason and a better form.
 const PHRASES: &str = include_str!("phrases.txt");
 
-/// Files that quote the phrases, lists of English words, and tables with names or texts that are recorded from other servers.
+/// Files that quote the phrases, lists of English words, and tables with names or texts that are
+/// recorded from other servers.
 const QUOTES: &[&str] = &[
     "tests/python/python_backend/python_models/measuring.py",
     "tests/python/torchserve/archives/refusing/handler.py",
@@ -20,18 +22,22 @@ const QUOTES: &[&str] = &[
 ];
 
 /// The extensions of files with sentences of this project.
-const SENTENCES: &[&str] = &["rs", "py", "md", "yaml", "yml", "toml", "proto", "h", "c", "js", "html"];
+const SENTENCES: &[&str] =
+    &["rs", "py", "md", "yaml", "yml", "toml", "proto", "h", "c", "js", "html"];
 
 pub(crate) fn check(files: &[File]) -> Vec<String> {
     let mut found = phrases(files);
     found.extend(private_folders(files));
-    for file in files.iter().filter(|file| file.path.ends_with(".rs") && !file.text.starts_with("//!")) {
+    for file in
+        files.iter().filter(|file| file.path.ends_with(".rs") && !file.text.starts_with("//!"))
+    {
         let advice = "say what the module is for and what it must never do";
         found.push(violation(&file.path, 1, "a Rust file begins with `//!`", advice));
     }
     for text in TEXTS {
         let pattern = Regex::new(text.pattern).expect("valid");
-        let is_in = |file: &&File, places: &[&str]| places.iter().any(|place| file.path.starts_with(place));
+        let is_in =
+            |file: &&File, places: &[&str]| places.iter().any(|place| file.path.starts_with(place));
         let code = files.iter().filter(|file| file.path.ends_with(".rs") && !is_test(&file.path));
         for file in code.filter(|file| is_in(file, text.within) && !is_in(file, text.except)) {
             for (line, content) in (1..).zip(without_tests(&file.text).lines()) {
@@ -53,7 +59,10 @@ fn phrases(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();
     for file in files {
         let extension = file.path.rsplit_once('.').map_or("", |(_, extension)| extension);
-        if !SENTENCES.contains(&extension) || QUOTES.contains(&file.path.as_str()) || file.path.contains("golden") {
+        if !SENTENCES.contains(&extension)
+            || QUOTES.contains(&file.path.as_str())
+            || file.path.contains("golden")
+        {
             continue;
         }
         for (line, text) in (1..).zip(file.text.lines()) {
@@ -62,7 +71,12 @@ fn phrases(files: &[File]) -> Vec<String> {
             if let Some(phrase) = pattern.find(&text) {
                 let phrase = phrase.as_str();
                 let advice = rows.iter().find(|row| row.0 == phrase).map_or("", |row| row.1);
-                found.push(violation(&file.path, line, &format!("the phrase \"{phrase}\""), advice));
+                found.push(violation(
+                    &file.path,
+                    line,
+                    &format!("the phrase \"{phrase}\""),
+                    advice,
+                ));
             }
         }
     }
@@ -77,7 +91,12 @@ fn private_folders(files: &[File]) -> Vec<String> {
         for (line, text) in (1..).zip(file.text.lines()) {
             if let Some(folder) = pattern.captures(text) {
                 let rule = format!("`{}…` exists on one machine only", &folder[1]);
-                found.push(violation(&file.path, line, &rule, "use a path relative to the repository, or a variable"));
+                found.push(violation(
+                    &file.path,
+                    line,
+                    &rule,
+                    "use a path relative to the repository, or a variable",
+                ));
             }
         }
     }

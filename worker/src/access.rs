@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use pharos::wire::access::AccessCheck;
 use rustix::fs::{Access, access};
 
-/// Prints the first path that this process may not access, as the end of a sentence: "read 'PATH': REASON".
+/// Prints the first path that this process may not access, as the end of a sentence: "read 'PATH':
+/// REASON".
 pub(crate) fn check(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let check = match AccessCheck::parse(arguments) {
         Ok(check) => check,
@@ -27,9 +28,11 @@ pub(crate) fn check(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn refused(check: &AccessCheck) -> Option<String> {
     let has_mode = |path: &Path, mode: Access| access(path, mode).map_err(io::Error::from);
     let read = check.read.iter().map(|path| (path, "read", can_read(path)));
-    let pass = check.pass.iter().map(|path| (path, "pass through", has_mode(path, Access::EXEC_OK)));
+    let pass =
+        check.pass.iter().map(|path| (path, "pass through", has_mode(path, Access::EXEC_OK)));
     let may_create = Access::WRITE_OK | Access::EXEC_OK;
-    let write = check.write.iter().map(|path| (path, "create files in", has_mode(path, may_create)));
+    let write =
+        check.write.iter().map(|path| (path, "create files in", has_mode(path, may_create)));
     read.chain(pass).chain(write).find_map(|(path, what, result)| {
         let error = result.err()?;
         Some(format!("{what} '{}': {error}", path.display()))
@@ -56,12 +59,19 @@ mod tests {
     #[test]
     fn says_what_cannot_be_accessed() {
         let read = vec!["/".into(), "/proc/self/exe".into(), "/nonexistent".into()];
-        let mut check = AccessCheck { read, pass: vec!["/".into()], write: vec![std::env::temp_dir()] };
+        let mut check =
+            AccessCheck { read, pass: vec!["/".into()], write: vec![std::env::temp_dir()] };
         assert_eq!(refused(&check), None);
         // Neither root nor others can create files there, and nothing is below a file.
         check.pass.push("/proc/version/x".into());
-        assert_eq!(refused(&check).unwrap(), "pass through '/proc/version/x': Not a directory (os error 20)");
+        assert_eq!(
+            refused(&check).unwrap(),
+            "pass through '/proc/version/x': Not a directory (os error 20)"
+        );
         check.read.push("/proc/version/x".into());
-        assert_eq!(refused(&check).unwrap(), "read '/proc/version/x': Not a directory (os error 20)");
+        assert_eq!(
+            refused(&check).unwrap(),
+            "read '/proc/version/x': Not a directory (os error 20)"
+        );
     }
 }

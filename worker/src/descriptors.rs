@@ -1,8 +1,9 @@
 //! The descriptors that this process inherits from the frontend.
 //!
-//! Contract: the numbers of [`pharos::wire::descriptors`] are open in a process that the frontend started, and no other code in
-//! this process has used them before [`Inherited::take`], which `run` calls once, before anything else. Each number is checked to
-//! be open before its ownership is taken, so that a worker started by hand ends with an error message.
+//! Contract: the numbers of [`pharos::wire::descriptors`] are open in a process that the frontend
+//! started, and no other code in this process has used them before [`Inherited::take`], which `run`
+//! calls once, before anything else. Each number is checked to be open before its ownership is
+//! taken, so that a worker started by hand ends with an error message.
 
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};

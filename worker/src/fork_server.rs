@@ -1,8 +1,9 @@
-//! The fork server: a worker program that has loaded what its backends need, and starts workers as copies of itself. A copy starts
-//! in about a millisecond, because nothing is loaded again, and shares the memory of what was loaded.
+//! The fork server: a worker program that has loaded what its backends need, and starts workers as
+//! copies of itself. A copy starts in about a millisecond, because nothing is loaded again, and
+//! shares the memory of what was loaded.
 //!
-//! `pharos::wire::fork_server` describes the protocol. There is one thread, so that copies have no locks of threads that they do
-//! not have.
+//! `pharos::wire::fork_server` describes the protocol. There is one thread, so that copies have no
+//! locks of threads that they do not have.
 
 #[allow(unsafe_code)]
 mod copy;
@@ -19,8 +20,8 @@ use pharos::wire::fork_server::{ForkRequest, LARGEST, MOST_FILES, ONNX_RUNTIME, 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
@@ -38,7 +39,8 @@ pub(crate) enum Served {
     Copy,
 }
 
-/// Loads the modules, and serves until the frontend closes the connection. Returns also in each copy.
+/// Loads the modules, and serves until the frontend closes the connection. Returns also in each
+/// copy.
 ///
 /// # Errors
 /// The connection to the frontend is lost, or its messages violate the protocol.
@@ -74,7 +76,9 @@ impl ForkServer {
             (Ok(1), Ok(_)) => None,
             (Ok(threads), Ok(_)) => {
                 let others = threads.saturating_sub(1);
-                Some(format!("{others} threads were started by libraries, and would be missing in copies"))
+                Some(format!(
+                    "{others} threads were started by libraries, and would be missing in copies"
+                ))
             }
             (Err(error), _) => Some(format!("it cannot count its threads: {error}")),
             (_, Err(error)) => Some(format!("it cannot watch processes: {error}")),
@@ -95,7 +99,8 @@ impl ForkServer {
                     copy.becomes(&request, files)?;
                     return Ok(Served::Copy);
                 }
-                // The frontend sees the end of a worker only when all copies of its files are closed.
+                // The frontend sees the end of a worker only when all copies of its files are
+                // closed.
                 drop(files);
             }
         }
@@ -123,8 +128,9 @@ impl ForkServer {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut packet)];
-        let received =
-            rustix::io::retry_on_intr(|| recvmsg(&self.connection, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.connection, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
         let files = control
             .drain()
             .flat_map(|message| match message {
@@ -154,13 +160,15 @@ impl ForkServer {
         }
     }
 
-    /// Reports a copy and watches it. Ends it if that fails, because the frontend then starts a program.
+    /// Reports a copy and watches it. Ends it if that fails, because the frontend then starts a
+    /// program.
     fn watch(&mut self, pid: Pid) -> io::Result<()> {
         let number = pid.as_raw_nonzero().get();
-        let reported = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(|process| {
-            self.report(&Report::Forked(number.cast_unsigned()), Some(&process))?;
-            Ok(process)
-        });
+        let reported =
+            pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(|process| {
+                self.report(&Report::Forked(number.cast_unsigned()), Some(&process))?;
+                Ok(process)
+            });
         match reported {
             Ok(process) => {
                 self.copies.insert(number, process);
@@ -177,9 +185,10 @@ impl ForkServer {
     fn on_end(&mut self, pid: i32) -> io::Result<()> {
         self.copies.remove(&pid);
         match waitpid(Pid::from_raw(pid), WaitOptions::empty())? {
-            Some((_, status)) => {
-                self.report(&Report::Ended { process: pid.cast_unsigned(), status: status.as_raw() }, None)
-            }
+            Some((_, status)) => self.report(
+                &Report::Ended { process: pid.cast_unsigned(), status: status.as_raw() },
+                None,
+            ),
             None => Ok(()),
         }
     }

@@ -27,8 +27,8 @@ use pharos::tensor::DataType;
 use pharos::wire::{Done, Execute, Load, Loaded};
 use pharos_backend::runtime::{BatchLoan, ClientAccess, ClientMemory, Finished, Loan, clock};
 use pharos_backend::{
-    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, Received, Requests, Runtime, Series, load_error,
-    run_error,
+    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, Received, Requests, Runtime, Series,
+    load_error, run_error,
 };
 
 use crate::backend::Registry;
@@ -66,7 +66,8 @@ impl Instance {
         backends: &Registry,
     ) -> Result<Self, InferError> {
         let before = resident_memory();
-        let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
+        let config =
+            ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
         let context = Context {
             config: &config,
             directory: Path::new(&load.directory),
@@ -78,10 +79,13 @@ impl Instance {
             on_gpu: regions.cuda().device().is_some(),
         };
         let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context, regions.cuda())))
-            .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
+            .unwrap_or_else(|panic| {
+                Err(load_error(format!("the backend panicked: {}", panic_text(&*panic))))
+            })?;
         let states = States::new(&config, |file| {
             let path = Path::new(&load.initial_states).join(file);
-            std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+            std::fs::read(&path)
+                .map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
         })
         .map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
@@ -196,8 +200,11 @@ impl Instance {
         let start = clock::now();
         let bytes = states.as_ref().map(States::bytes);
         let uses_regions = inputs::uses_regions(execute);
-        let unusable =
-            if uses_regions { inputs::open(&mut regions.table_mut(), execute, &session.arenas) } else { Vec::new() };
+        let unusable = if uses_regions {
+            inputs::open(&mut regions.table_mut(), execute, &session.arenas)
+        } else {
+            Vec::new()
+        };
         let table = uses_regions.then(|| regions.table());
         let loan = BatchLoan::new(&session.arenas, &*regions, execute);
         let mut outputs = Outputs::new(session, config, execute, start);
@@ -217,7 +224,9 @@ impl Instance {
         };
         let (error, panicked) = match result {
             Ok(result) => (result.err(), false),
-            Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
+            Err(panic) => {
+                (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true)
+            }
         };
         let Finished { done, kept } = outputs.finish_batch(loan.into_loan(), error);
         self.record_states(bytes);
@@ -226,7 +235,8 @@ impl Instance {
     }
 }
 
-/// Returns whether a batch can have requests with different numbers of strings, which only their details contain.
+/// Returns whether a batch can have requests with different numbers of strings, which only their
+/// details contain.
 fn has_ragged_text(config: &ModelConfig) -> bool {
     config.inputs.iter().any(|input| input.allow_ragged_batch && input.datatype == DataType::Bytes)
 }
@@ -248,8 +258,10 @@ struct Engine<'e> {
 
 impl Engine<'_> {
     fn execute(self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
-        // Cancelled while it waited behind another batch: its outputs would be discarded. But a sequence must not skip a step.
-        if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) {
+        // Cancelled while it waited behind another batch: its outputs would be discarded. But a
+        // sequence must not skip a step.
+        if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none())
+        {
             return Ok(Err(InferError::cancelled()));
         }
         match self.states {
@@ -258,8 +270,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns the kinds of client memory that the backend accesses directly. Outputs that are read again later, or may be
-    /// discarded, are not written there directly.
+    /// Returns the kinds of client memory that the backend accesses directly. Outputs that are read
+    /// again later, or may be discarded, are not written there directly.
     fn access(&self, config: &ModelConfig) -> ClientAccess {
         if self.states.is_some() || config.decoupled || config.has_iterative_sequences() {
             return ClientAccess { in_place: false, on_device: DeviceInputs::Never };
@@ -284,10 +296,11 @@ impl Engine<'_> {
                 outputs.fail(request as usize, error);
             }
         }
-        let gathered = match inputs::gather(config, outputs.input_arena(), execute, outputs, &mut failed) {
-            Ok(gathered) => gathered,
-            Err(error) => return Ok(Err(error)),
-        };
+        let gathered =
+            match inputs::gather(config, outputs.input_arena(), execute, outputs, &mut failed) {
+                Ok(gathered) => gathered,
+                Err(error) => return Ok(Err(error)),
+            };
         outputs.inputs_ready();
         let inputs = inputs::inputs(config, execute, &gathered);
         match inputs.map(|inputs| Batch::new(config, loan, inputs)) {

@@ -1,8 +1,9 @@
-//! The worker: a process that runs one instance of one model version for the frontend that started it.
+//! The worker: a process that runs one instance of one model version for the frontend that started
+//! it.
 //!
-//! Deliberately synchronous: reads the frame of one batch at a time from a ring in shared memory, computes the batch in place in
-//! the arenas, and answers. A backend that needs asynchronous work uses the [`Runtime`]. The worker never serves clients and never
-//! outlives its frontend.
+//! Deliberately synchronous: reads the frame of one batch at a time from a ring in shared memory,
+//! computes the batch in place in the arenas, and answers. A backend that needs asynchronous work
+//! uses the [`Runtime`]. The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
@@ -78,20 +79,22 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and shared libraries.
+    /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and
+    /// shared libraries.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a backend for models whose configuration has `backend: "NAME"`. Replaces an earlier backend of this name, including
-    /// those of this crate.
+    /// Adds a backend for models whose configuration has `backend: "NAME"`. Replaces an earlier
+    /// backend of this name, including those of this crate.
     #[must_use]
     pub fn backend(mut self, name: &'static str, create: Create) -> Self {
         self.backends.add(name, create);
         self
     }
 
-    /// Sets the function that creates backends for all other names, for a program that finds its code by the name.
+    /// Sets the function that creates backends for all other names, for a program that finds its
+    /// code by the name.
     #[must_use]
     pub fn fallback_backend(mut self, create: Create) -> Self {
         self.backends.set_fallback(create);
@@ -100,7 +103,8 @@ impl Worker {
 
     /// Runs until the frontend closes the connection or sends Shutdown.
     ///
-    /// Only the frontend can start a worker: the descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
+    /// Only the frontend can start a worker: the descriptors that [`pharos::wire::descriptors`]
+    /// lists must have been inherited.
     pub fn run(self) -> ExitCode {
         let mut arguments = std::env::args_os().skip(1);
         match arguments.next().as_deref().and_then(OsStr::to_str) {
@@ -147,13 +151,16 @@ pub fn run() -> ExitCode {
     Worker::new().run()
 }
 
-/// Ends this process when the frontend is gone. For processes that the frontend has started for another purpose than to serve a
-/// model, with a socket as the descriptor [`SOCKET`](pharos::wire::descriptors::SOCKET).
+/// Ends this process when the frontend is gone. For processes that the frontend has started for
+/// another purpose than to serve a model, with a socket as the descriptor
+/// [`SOCKET`](pharos::wire::descriptors::SOCKET).
 ///
 /// # Errors
 /// The descriptor is not open, or a thread cannot be started.
 pub fn end_with_the_frontend() -> std::io::Result<()> {
-    watch::end_with_the_frontend(&descriptors::take(pharos::wire::descriptors::SOCKET, "socket")?.into())
+    watch::end_with_the_frontend(
+        &descriptors::take(pharos::wire::descriptors::SOCKET, "socket")?.into(),
+    )
 }
 
 /// Runs the process: loads the model, then answers batches.
@@ -168,7 +175,8 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
 /// # Errors
 /// The process does not end with the frontend; for the user.
 fn cuda_if_watched(watched: std::io::Result<()>, load: &Load) -> Result<Arc<Cuda>, InferError> {
-    watched.map_err(|error| load_error(format!("the worker cannot watch the frontend: {error}")))?;
+    watched
+        .map_err(|error| load_error(format!("the worker cannot watch the frontend: {error}")))?;
     Ok(Cuda::new(load.device.clone()))
 }
 
@@ -186,8 +194,10 @@ fn answer(
         return Err(std::io::Error::other("the first frame was not Load"));
     };
     if load.wire_version != VERSION {
-        let text =
-            format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
+        let text = format!(
+            "frontend and worker are of different builds: wire versions {} and {VERSION}",
+            load.wire_version
+        );
         return sender.send(&ToFrontend::LoadFailed(text));
     }
     let opened = cuda(&load).and_then(|cuda| open(&load, reader, sender.clone(), memory, cuda));
@@ -257,7 +267,8 @@ fn open(
     Ok((Runtime::new(reader, sender, inputs, outputs, metrics, regions.clone()), regions))
 }
 
-/// Loads the model, and starts the thread that answers whether it is ready, if the backend can tell.
+/// Loads the model, and starts the thread that answers whether it is ready, if the backend can
+/// tell.
 ///
 /// # Errors
 /// Why the model cannot be loaded, for the user.

@@ -1,4 +1,5 @@
-//! The worker executable. All its code is in the library, so that other crates can register their backends.
+//! The worker executable. All its code is in the library, so that other crates can register their
+//! backends.
 
 use std::process::ExitCode;
 

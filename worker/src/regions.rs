@@ -1,8 +1,10 @@
-//! Client memory: received from the frontend, mapped when a batch first uses it, kept while it is registered.
+//! Client memory: received from the frontend, mapped when a batch first uses it, kept while it is
+//! registered.
 //!
-//! Its content is not trusted. The client may write to it at any moment, so no decision may depend on two reads of the same
-//! bytes. The client may also truncate its object. That is detected before a batch, by the fault during its execution, or after
-//! it, and is reported to the requests that used the memory.
+//! Its content is not trusted. The client may write to it at any moment, so no decision may depend
+//! on two reads of the same bytes. The client may also truncate its object. That is detected before
+//! a batch, by the fault during its execution, or after it, and is reported to the requests that
+//! used the memory.
 
 mod cuda;
 #[allow(unsafe_code)]
@@ -23,7 +25,9 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::ToFrontend;
-use pharos::wire::regions::{MAX_PACKET, MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, decode};
+use pharos::wire::regions::{
+    MAX_PACKET, MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, decode,
+};
 use pharos_backend::runtime::{Arenas, Devices, RegionRange, Regions};
 use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
 use rustix::io::Errno;
@@ -44,7 +48,8 @@ pub(crate) struct ClientRegions {
 }
 
 impl ClientRegions {
-    /// Receives regions over this socket. The driver is first called when memory on a device is used.
+    /// Receives regions over this socket. The driver is first called when memory on a device is
+    /// used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
         Self { table: RwLock::new(RegionTable::new(socket, cuda.clone())), cuda }
     }
@@ -59,7 +64,8 @@ impl ClientRegions {
         self.table.read()
     }
 
-    /// Unmaps removed regions, and lets the frontend announce others again whose descriptors were lost meanwhile.
+    /// Unmaps removed regions, and lets the frontend announce others again whose descriptors were
+    /// lost meanwhile.
     pub(crate) fn unmap(&self, ids: &[u64], arenas: &Arenas) {
         let mut table = self.table_mut();
         table.unmap(ids);
@@ -90,7 +96,12 @@ impl Devices for ClientRegions {
     fn copy(&self, from: DeviceMemory, to: DeviceMemory) -> Result<(), InferError> {
         let device = from.device();
         let copied = call(&self.cuda, device, |driver| {
-            driver.copy(device, Stream::DEFAULT, DeviceMemory::new(device, from.address(), to.len()), to)?;
+            driver.copy(
+                device,
+                Stream::DEFAULT,
+                DeviceMemory::new(device, from.address(), to.len()),
+                to,
+            )?;
             driver.synchronize(device, Stream::DEFAULT)
         });
         copied.map_err(|why| cannot_be_copied(device, &why))
@@ -126,7 +137,8 @@ enum Memory {
 }
 
 impl RegionTable {
-    /// Creates an empty table that receives regions over this socket. The driver is first called when memory on a device is used.
+    /// Creates an empty table that receives regions over this socket. The driver is first called
+    /// when memory on a device is used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
         Self { socket, known: HashMap::new(), lost: Vec::new(), cuda }
     }
@@ -136,14 +148,16 @@ impl RegionTable {
     /// # Errors
     /// The region cannot be accessed, or is smaller than when it was registered.
     pub(crate) fn open(&mut self, id: u64) -> Result<(), InferError> {
-        self.receive(&[id]).map_err(|error| failed(format!("cannot receive shared memory regions: {error}")))?;
-        let known = self.known.get_mut(&id).ok_or_else(|| failed(format!("there is no shared memory region {id}")))?;
+        self.receive(&[id])
+            .map_err(|error| failed(format!("cannot receive shared memory regions: {error}")))?;
+        let known = self
+            .known
+            .get_mut(&id)
+            .ok_or_else(|| failed(format!("there is no shared memory region {id}")))?;
         known.check_size()?;
-        if known
-            .memory
-            .as_ref()
-            .is_some_and(|memory| matches!(memory, Memory::System(mapping) if mapping.is_truncated()))
-        {
+        if known.memory.as_ref().is_some_and(
+            |memory| matches!(memory, Memory::System(mapping) if mapping.is_truncated()),
+        ) {
             known.memory = None;
         }
         if known.memory.is_none() {
@@ -161,8 +175,8 @@ impl RegionTable {
         }
     }
 
-    /// Returns the frame that lets the frontend announce regions again, if some were received without their descriptors. It must
-    /// be sent before the errors of the requests that use them.
+    /// Returns the frame that lets the frontend announce regions again, if some were received
+    /// without their descriptors. It must be sent before the errors of the requests that use them.
     pub(crate) fn take_lost(&mut self) -> Option<ToFrontend> {
         let mut lost = std::mem::take(&mut self.lost);
         lost.retain(|id| self.known.contains_key(id));
@@ -185,8 +199,8 @@ impl RegionTable {
         }
     }
 
-    /// Receives packets until all these regions are complete or no packet is left. The others wait: during a shortage of
-    /// descriptors, receiving them early would lose theirs.
+    /// Receives packets until all these regions are complete or no packet is left. The others wait:
+    /// during a shortage of descriptors, receiving them early would lose theirs.
     fn receive(&mut self, ids: &[u64]) -> io::Result<()> {
         let is_incomplete = |known: Option<&Known>| known.is_none_or(Known::lacks_descriptor);
         while ids.iter().any(|id| is_incomplete(self.known.get(id))) {
@@ -245,7 +259,8 @@ impl Regions for RegionTable {
             Some(Memory::Cuda(opened)) => {
                 let device = opened.memory().device();
                 let address = opened.memory().address() + offset;
-                let written = call(&self.cuda, device, |driver| driver.write(device, address, from));
+                let written =
+                    call(&self.cuda, device, |driver| driver.write(device, address, from));
                 written.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
@@ -269,10 +284,12 @@ impl Known {
 
     /// Checks that the object is at least as large as when it was registered.
     fn check_size(&self) -> Result<(), InferError> {
-        let (Some(file), RegionLocation::System { offset }) = (&self.file, &self.region.location) else {
+        let (Some(file), RegionLocation::System { offset }) = (&self.file, &self.region.location)
+        else {
             return Ok(());
         };
-        let size = rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let size =
+            rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         if offset.checked_add(self.region.byte_size).is_some_and(|end| end <= size) {
             return Ok(());
         }
@@ -288,19 +305,28 @@ impl Known {
         match (&self.region.location, &self.file) {
             (RegionLocation::System { offset }, Some(file)) => {
                 let mapping = Mapping::new(file, *offset, self.region.byte_size);
-                mapping.map(Memory::System).map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
+                mapping
+                    .map(Memory::System)
+                    .map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
             }
             (RegionLocation::System { .. }, None) => {
-                let why = "the worker could not receive its file descriptor, possibly because too many files are open; a \
-                           later request tries again";
+                let why = "the worker could not receive its file descriptor, possibly because too \
+                           many files are open; a later request tries again";
                 let failed = self.failed(why);
                 Err(InferError::new(ErrorCode::Unavailable, failed.reason, failed.message))
             }
-            (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, *device, handle),
+            (RegionLocation::Cuda { device, handle }, _) => {
+                self.open_on_device(cuda, *device, handle)
+            }
         }
     }
 
-    fn open_on_device(&self, cuda: &Arc<Cuda>, number: u32, handle: &[u8; CUDA_HANDLE]) -> Result<Memory, InferError> {
+    fn open_on_device(
+        &self,
+        cuda: &Arc<Cuda>,
+        number: u32,
+        handle: &[u8; CUDA_HANDLE],
+    ) -> Result<Memory, InferError> {
         let failed = |why: Fault| self.failed(&why.to_string());
         let device = cuda.ordinal(number).map_err(failed)?;
         let opened = Opened::new(cuda, device, handle, self.region.byte_size).map_err(failed)?;
@@ -309,8 +335,10 @@ impl Known {
 
     fn cut_off(&self, now: &str) -> InferError {
         let RegionDescription { name, byte_size, .. } = &self.region;
-        let text =
-            format!("shared memory region '{name}' was registered with {byte_size} bytes, of which {now} are left");
+        let text = format!(
+            "shared memory region '{name}' was registered with {byte_size} bytes, of which {now} \
+             are left"
+        );
         InferError::new(ErrorCode::InvalidArg, Reason::SharedMemory, text)
     }
 
@@ -331,7 +359,8 @@ fn outside(id: u64) -> InferError {
 /// A region, with its descriptor if it has one.
 type Received = (RegionDescription, Option<OwnedFd>);
 
-/// Receives the regions of the next packet, each with its descriptor if it has one; `None` when there is no packet.
+/// Receives the regions of the next packet, each with its descriptor if it has one; `None` when
+/// there is no packet.
 ///
 /// # Errors
 /// The packet is invalid, descriptors are missing, or the socket fails.
@@ -352,17 +381,28 @@ fn receive_packet(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
             files.extend(rights);
         }
     }
-    let regions = decode(packet.get(..received.bytes).unwrap_or_default()).map_err(io::Error::other)?;
-    let wanted = regions.iter().filter(|region| matches!(region.location, RegionLocation::System { .. })).count();
+    let regions =
+        decode(packet.get(..received.bytes).unwrap_or_default()).map_err(io::Error::other)?;
+    let wanted = regions
+        .iter()
+        .filter(|region| matches!(region.location, RegionLocation::System { .. }))
+        .count();
     if received.flags.intersects(ReturnFlags::TRUNC)
         || (wanted != files.len() && !received.flags.intersects(ReturnFlags::CTRUNC))
     {
-        return Err(io::Error::other(format!("a packet of {wanted} regions has {} descriptors", files.len())));
+        return Err(io::Error::other(format!(
+            "a packet of {wanted} regions has {} descriptors",
+            files.len()
+        )));
     }
     // The kernel drops descriptors at the end when this process has no room for them.
     let mut files = files.into_iter();
     let with_files = regions.into_iter().map(|region| {
-        let file = if matches!(region.location, RegionLocation::System { .. }) { files.next() } else { None };
+        let file = if matches!(region.location, RegionLocation::System { .. }) {
+            files.next()
+        } else {
+            None
+        };
         (region, file)
     });
     Ok(Some(with_files.collect()))

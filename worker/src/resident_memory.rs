@@ -5,26 +5,30 @@ use std::fs;
 use rustix::param::page_size;
 use rustix::system::uname;
 
-/// The first Linux that reads the exact number in `statm` (its commit 82241a83cd15). Before, the error could reach some hundred
-/// kilobytes per processor, which is more than a small model needs.
+/// The first Linux that reads the exact number in `statm` (its commit 82241a83cd15). Before, the
+/// error could reach some hundred kilobytes per processor, which is more than a small model needs.
 const EXACT: (u32, u32) = (6, 16);
 
 /// Returns the resident memory in bytes; 0 if /proc is not mounted.
 ///
-/// `smaps_rollup`, for an older kernel, takes 0.3 ms and more: it walks all pages, and other threads may not map memory meanwhile.
+/// `smaps_rollup`, for an older kernel, takes 0.3 ms and more: it walks all pages, and other
+/// threads may not map memory meanwhile.
 pub(crate) fn resident_memory() -> u64 {
     let statm = || of_statm(&fs::read_to_string("/proc/self/statm").ok()?, page_size() as u64);
-    let is_exact = version(&uname().release().to_string_lossy()).is_some_and(|version| version >= EXACT);
+    let is_exact =
+        version(&uname().release().to_string_lossy()).is_some_and(|version| version >= EXACT);
     if is_exact {
         return statm().unwrap_or(0);
     }
-    let rollup = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| of_rollup(&text));
+    let rollup =
+        fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| of_rollup(&text));
     rollup.or_else(statm).unwrap_or(0)
 }
 
 /// Returns the first two numbers of a release, for example of `6.18.4-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|other: char| !other.is_ascii_digit()).map(|number| number.parse().ok());
+    let mut numbers =
+        release.split(|other: char| !other.is_ascii_digit()).map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -48,9 +52,16 @@ mod tests {
     #[test]
     fn reads_both_files() {
         assert_eq!(of_statm("5000 300 20 10 0 400 0\n", 4096), Some(300 * 4096));
-        assert_eq!(of_rollup("1000-2000 ---p 0 00:00 0 [rollup]\nRss:     900 kB\nPss:   7 kB\n"), Some(900 << 10));
+        assert_eq!(
+            of_rollup("1000-2000 ---p 0 00:00 0 [rollup]\nRss:     900 kB\nPss:   7 kB\n"),
+            Some(900 << 10)
+        );
         assert!(["", "5", "a b"].iter().all(|broken| of_statm(broken, 4096).is_none()));
-        assert!(["", "Rss: 9", "Rss: x kB", "Pss: 7 kB"].iter().all(|broken| of_rollup(broken).is_none()));
+        assert!(
+            ["", "Rss: 9", "Rss: x kB", "Pss: 7 kB"]
+                .iter()
+                .all(|broken| of_rollup(broken).is_none())
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Runs a program in a sandbox of the kernel: Landlock restricts files, sockets and signals, seccomp restricts system calls, and
-//! the capabilities of root are dropped.
+//! Runs a program in a sandbox of the kernel: Landlock restricts files, sockets and signals,
+//! seccomp restricts system calls, and the capabilities of root are dropped.
 //!
-//! See `landlock(7)` and `seccomp(2)`. The restrictions hold for the program and for all processes that it starts, and none of
-//! them can remove them.
+//! See `landlock(7)` and `seccomp(2)`. The restrictions hold for the program and for all processes
+//! that it starts, and none of them can remove them.
 
 mod beneath;
 
@@ -14,15 +14,18 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
 use pharos::wire::sandbox::{ESSENTIAL, Permissions};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
-use rustix::thread::{CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
+};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
 };
 
 /// The exit status of a sandbox that cannot be made, as of `env` and `timeout`.
@@ -31,8 +34,9 @@ const FAILED: u8 = 125;
 /// The newest version of Landlock whose rights are used.
 const LANDLOCK: ABI = ABI::V6;
 
-/// System calls that no model needs: calls of debuggers, of the machine's administration, and calls that reach other processes, such as
-/// System V memory. Calls of `io_uring` are among them, because its operations bypass the filter.
+/// System calls that no model needs: calls of debuggers, of the machine's administration, and calls
+/// that reach other processes, such as System V memory. Calls of `io_uring` are among them, because
+/// its operations bypass the filter.
 const REFUSED: [i64; 60] = [
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -96,8 +100,9 @@ const REFUSED: [i64; 60] = [
     libc::SYS_userfaultfd,
 ];
 
-/// System calls that change modes, owners, times and attributes of files. Landlock does not restrict them, so that they would
-/// work on all files of the user. They do nothing and report success, because functions that copy files call them.
+/// System calls that change modes, owners, times and attributes of files. Landlock does not
+/// restrict them, so that they would work on all files of the user. They do nothing and report
+/// success, because functions that copy files call them.
 const WITHOUT_EFFECT: [i64; 14] = [
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -117,8 +122,14 @@ const WITHOUT_EFFECT: [i64; 14] = [
 
 /// Older forms of these calls, which other architectures than x86-64 do not have.
 #[cfg(target_arch = "x86_64")]
-const OLD_WITHOUT_EFFECT: [i64; 6] =
-    [libc::SYS_chmod, libc::SYS_chown, libc::SYS_futimesat, libc::SYS_lchown, libc::SYS_utime, libc::SYS_utimes];
+const OLD_WITHOUT_EFFECT: [i64; 6] = [
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_futimesat,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_WITHOUT_EFFECT: [i64; 0] = [];
 
@@ -128,8 +139,9 @@ const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 const FILE_SETATTR: i64 = 469;
 
-/// Calls that can change the limits or the scheduling of other processes: each with the position of an argument and the only value
-/// that it may have. A process has the number 0 for itself; two calls can also name a process group or a user.
+/// Calls that can change the limits or the scheduling of other processes: each with the position of
+/// an argument and the only value that it may have. A process has the number 0 for itself; two
+/// calls can also name a process group or a user.
 const OF_OTHERS: [(i64, u8, i32); 8] = [
     (libc::SYS_ioprio_set, 0, IOPRIO_WHO_PROCESS),
     (libc::SYS_ioprio_set, 1, 0),
@@ -141,7 +153,8 @@ const OF_OTHERS: [(i64, u8, i32); 8] = [
     (libc::SYS_setpriority, 1, 0),
 ];
 
-/// The threads of this process. Their names are written there (`pthread_setname_np(3)`), without which CUDA does not start.
+/// The threads of this process. Their names are written there (`pthread_setname_np(3)`), without
+/// which CUDA does not start.
 const THREADS: &str = "/proc/self/task";
 
 /// The kinds of `setpriority(2)` and `ioprio_set(2)` that name a process.
@@ -188,10 +201,11 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Restricts this process, and prints each protection that the kernel does not have.
 pub(crate) fn check() -> ExitCode {
-    let missing = match (restrict_files(&Permissions::default()), restrict_calls(&Permissions::default())) {
-        (Ok(status), Ok(())) => missing(status.landlock),
-        (Err(error), _) | (_, Err(error)) => vec![format!("{ESSENTIAL}{error}")],
-    };
+    let missing =
+        match (restrict_files(&Permissions::default()), restrict_calls(&Permissions::default())) {
+            (Ok(status), Ok(())) => missing(status.landlock),
+            (Err(error), _) | (_, Err(error)) => vec![format!("{ESSENTIAL}{error}")],
+        };
     missing.iter().for_each(|text| println!("{text}"));
     ExitCode::SUCCESS
 }
@@ -230,17 +244,22 @@ fn restrict(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
     if permissions.required { results.into_iter().collect() } else { Ok(()) }
 }
 
-/// Drops the capabilities of root, which could read other processes; the program cannot regain them.
+/// Drops the capabilities of root, which could read other processes; the program cannot regain
+/// them.
 fn drop_capabilities() -> Result<(), Box<dyn Error>> {
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {
-            // The kernel does not know it, or this process does not have the right to drop any, and so hardly any to lose.
+            // The kernel does not know it, or this process does not have the right to drop any, and
+            // so hardly any to lose.
             Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
     }
     let none = CapabilitySet::empty();
-    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+    Ok(set_capabilities(
+        None,
+        CapabilitySets { effective: none, permitted: none, inheritable: none },
+    )?)
 }
 
 fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dyn Error>> {
@@ -264,8 +283,8 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
         .add_rules(path_beneath_rules(&permissions.write, AccessFs::from_all(LANDLOCK)))?
         .add_rule(PathBeneath::new(&threads, AccessFs::WriteFile | AccessFs::Truncate))?;
     let status = rules.restrict_self()?;
-    // The rule holds for this inode. The program keeps the directory open: otherwise the kernel could remove it from its cache,
-    // and create another inode for it later.
+    // The rule holds for this inode. The program keeps the directory open: otherwise the kernel
+    // could remove it from its cache, and create another inode for it later.
     let _ = threads.into_raw_fd();
     Ok(status)
 }
@@ -274,7 +293,10 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
 fn readable(opened: OwnedFd) -> Result<PathBeneath<OwnedFd>, Errno> {
     let is_directory = FileType::from_raw_mode(fstat(&opened)?.st_mode) == FileType::Directory;
     let all = AccessFs::from_read(LANDLOCK);
-    Ok(PathBeneath::new(opened, if is_directory { all } else { all & AccessFs::from_file(LANDLOCK) }))
+    Ok(PathBeneath::new(
+        opened,
+        if is_directory { all } else { all & AccessFs::from_file(LANDLOCK) },
+    ))
 }
 
 fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
@@ -293,28 +315,47 @@ fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Returns a rule for calls with an argument, of which only the bits of `mask` count, that has a value.
+/// Returns a rule for calls with an argument, of which only the bits of `mask` count, that has a
+/// value.
 fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
     let is_equal = SeccompCmpOp::MaskedEq(mask);
-    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Qword, is_equal, value)?])
+    SeccompRule::new(vec![SeccompCondition::new(
+        argument,
+        SeccompCmpArgLen::Qword,
+        is_equal,
+        value,
+    )?])
 }
 
-/// Returns a rule for calls with an argument that has none of these values; the argument is 32 bits wide.
+/// Returns a rule for calls with an argument that has none of these values; the argument is 32 bits
+/// wide.
 fn none_of(argument: u8, values: &[i32]) -> Result<SeccompRule, seccompiler::BackendError> {
-    SeccompRule::new(values.iter().map(|value| compared(argument, SeccompCmpOp::Ne, *value)).collect::<Result<_, _>>()?)
+    SeccompRule::new(
+        values
+            .iter()
+            .map(|value| compared(argument, SeccompCmpOp::Ne, *value))
+            .collect::<Result<_, _>>()?,
+    )
 }
 
 /// Returns a condition on an argument that is 32 bits wide.
-fn compared(argument: u8, how: SeccompCmpOp, value: i32) -> Result<SeccompCondition, seccompiler::BackendError> {
+fn compared(
+    argument: u8,
+    how: SeccompCmpOp,
+    value: i32,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, u64::from(value.unsigned_abs()))
 }
 
-/// Returns the rules for calls that depend on their arguments: `clone` for new namespaces, typing into a terminal, and settings of
-/// other processes.
+/// Returns the rules for calls that depend on their arguments: `clone` for new namespaces, typing
+/// into a terminal, and settings of other processes.
 fn conditional() -> Result<Rules, seccompiler::BackendError> {
     let flags = NAMESPACES.iter().map(|flag| u64::from(flag.unsigned_abs()));
     let namespaces = flags.map(|flag| masked(0, flag, flag)).collect::<Result<_, _>>()?;
-    let typing = TYPING.iter().map(|operation| masked(1, u64::from(u32::MAX), *operation)).collect::<Result<_, _>>()?;
+    let typing = TYPING
+        .iter()
+        .map(|operation| masked(1, u64::from(u32::MAX), *operation))
+        .collect::<Result<_, _>>()?;
     let mut rules = Rules::from([(libc::SYS_clone, namespaces), (libc::SYS_ioctl, typing)]);
     for (call, argument, own) in OF_OTHERS {
         rules.entry(call).or_default().push(none_of(argument, &[own])?);
@@ -322,16 +363,19 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// Returns the rules for sockets. Internet sockets exist only with a network. Pairs have no datagrams, because a datagram
-/// socket can send to any other one of the machine.
+/// Returns the rules for sockets. Internet sockets exist only with a network. Pairs have no
+/// datagrams, because a datagram socket can send to any other one of the machine.
 ///
-/// CUDA listens on a Unix socket of the type `SOCK_SEQPACKET`, to exchange descriptors with other processes that use the device.
-/// Without a network it can connect to nothing.
+/// CUDA listens on a Unix socket of the type `SOCK_SEQPACKET`, to exchange descriptors with other
+/// processes that use the device. Without a network it can connect to nothing.
 fn sockets(permissions: &Permissions) -> Result<Rules, seccompiler::BackendError> {
     let pairs = with_type(&[], &[libc::SOCK_DGRAM, libc::SOCK_RAW])?;
     // Netlink: the resolver of names sorts addresses by their routes.
-    let mut families =
-        if permissions.network { vec![libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] } else { Vec::new() };
+    let mut families = if permissions.network {
+        vec![libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK]
+    } else {
+        Vec::new()
+    };
     let mut others = Vec::new();
     if permissions.cuda {
         families.push(libc::AF_UNIX);
@@ -348,21 +392,31 @@ fn sockets(permissions: &Permissions) -> Result<Rules, seccompiler::BackendError
     Ok(rules)
 }
 
-/// Returns rules for calls whose second argument is one of these types of sockets and for which the conditions hold.
-fn with_type(conditions: &[SeccompCondition], types: &[i32]) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+/// Returns rules for calls whose second argument is one of these types of sockets and for which the
+/// conditions hold.
+fn with_type(
+    conditions: &[SeccompCondition],
+    types: &[i32],
+) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     /// The bits of a socket's type; the others are flags.
     const TYPE: u64 = 0xf;
     types
         .iter()
         .map(|kind: &i32| {
             let is_type = SeccompCmpOp::MaskedEq(TYPE);
-            let kind = SeccompCondition::new(1, SeccompCmpArgLen::Qword, is_type, u64::from(kind.unsigned_abs()))?;
+            let kind = SeccompCondition::new(
+                1,
+                SeccompCmpArgLen::Qword,
+                is_type,
+                u64::from(kind.unsigned_abs()),
+            )?;
             SeccompRule::new([conditions, &[kind]].concat())
         })
         .collect()
 }
 
-/// Returns a filter that fails these system calls with an error number, or skips them with success if the number is 0.
+/// Returns a filter that fails these system calls with an error number, or skips them with success
+/// if the number is 0.
 fn filter(error: i32, calls: &[i64]) -> Result<BpfProgram, Box<dyn Error>> {
     compiled(error, &calls.iter().map(|call| (*call, Vec::new())).collect())
 }

@@ -1,13 +1,15 @@
-//! The states of sequences: kept in this process between the steps of a sequence, joined into one tensor for a batch, and split
-//! again afterwards.
+//! The states of sequences: kept in this process between the steps of a sequence, joined into one
+//! tensor for a batch, and split again afterwards.
 //!
-//! Each state of a sequence has one buffer. The new value overwrites it after the batch has succeeded, so an instance holds no
-//! second copy, and a batch that fails leaves its sequences unchanged. This has the effect of `use_same_buffer_for_input_output`
-//! for every model, so the flag needs no further work. A model's input and output never share memory while it runs, because
-//! engines read inputs until the end of a run. Buffers grow with their values, so `use_growable_memory` needs no further work
-//! either for host memory.
+//! Each state of a sequence has one buffer. The new value overwrites it after the batch has
+//! succeeded, so an instance holds no second copy, and a batch that fails leaves its sequences
+//! unchanged. This has the effect of `use_same_buffer_for_input_output` for every model, so the
+//! flag needs no further work. A model's input and output never share memory while it runs, because
+//! engines read inputs until the end of a run. Buffers grow with their values, so
+//! `use_growable_memory` needs no further work either for host memory.
 //!
-//! The step of a sequence with `start` creates its states; the step with `end`, or [`States::drop_sequence`], drops them.
+//! The step of a sequence with `start` creates its states; the step with `end`, or
+//! [`States::drop_sequence`], drops them.
 
 use std::collections::HashMap;
 
@@ -74,7 +76,8 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// Creates the states of a model, if it has any. `read` returns the content of a file in the directory `initial_state`.
+    /// Creates the states of a model, if it has any. `read` returns the content of a file in the
+    /// directory `initial_state`.
     ///
     /// # Errors
     /// Such a file is invalid or cannot be read.
@@ -85,7 +88,8 @@ impl States {
         if config.states.is_empty() {
             return Ok(None);
         }
-        let first = config.states.iter().map(|state| state.first_value(&read)).collect::<Result<_, _>>()?;
+        let first =
+            config.states.iter().map(|state| state.first_value(&read)).collect::<Result<_, _>>()?;
         Ok(Some(Self {
             model: config.name.clone(),
             specs: config.states.clone(),
@@ -112,8 +116,8 @@ impl States {
         self.bytes
     }
 
-    /// Creates the sequences that start with a batch. Returns the positions of requests whose sequence is unknown: it began in a
-    /// process that has ended, or it never began.
+    /// Creates the sequences that start with a batch. Returns the positions of requests whose
+    /// sequence is unknown: it began in a process that has ended, or it never began.
     pub(crate) fn begin(&mut self, requests: &[BatchRequest]) -> Vec<usize> {
         let mut unknown = Vec::new();
         for (position, request) in requests.iter().enumerate() {
@@ -152,14 +156,17 @@ impl States {
         self.sequences.get(&request.sequence?.key)
     }
 
-    /// Splits a batch into parts whose states have equal shapes, by position: only those can share a tensor. Requests that are no
-    /// step of a sequence (padding, a warm-up) belong to the first part.
+    /// Splits a batch into parts whose states have equal shapes, by position: only those can share
+    /// a tensor. Requests that are no step of a sequence (padding, a warm-up) belong to the first
+    /// part.
     pub(crate) fn parts(&self, requests: &[BatchRequest]) -> Vec<Vec<u32>> {
         let mut parts: Vec<(Option<&Vec<Kept>>, Vec<u32>)> = Vec::new();
         for (position, request) in (0u32..).zip(requests) {
             let own = self.of(request);
             let part = parts.iter_mut().find(|(other, _)| match (own, other) {
-                (Some(own), Some(other)) => own.iter().zip(*other).all(|(own, other)| own.shape == other.shape),
+                (Some(own), Some(other)) => {
+                    own.iter().zip(*other).all(|(own, other)| own.shape == other.shape)
+                }
                 (None, _) | (_, None) => true,
             });
             match part {
@@ -173,8 +180,9 @@ impl States {
         parts.into_iter().map(|(_, positions)| positions).collect()
     }
 
-    /// Joins the states of requests that can share tensors, row by row in their order. A request that is no step of a sequence
-    /// gets zeros in the shape of the others; if there are no others, the first value.
+    /// Joins the states of requests that can share tensors, row by row in their order. A request
+    /// that is no step of a sequence gets zeros in the shape of the others; if there are no others,
+    /// the first value.
     pub(crate) fn gather(&self, requests: &[&BatchRequest]) -> Vec<Gathered<'_>> {
         (0..self.specs.len()).filter_map(|state| self.gather_one(state, requests)).collect()
     }
@@ -195,18 +203,23 @@ impl States {
                 let zeros = match (model, spec.datatype.size()) {
                     (None, _) => first.data.clone(),
                     (Some(model), Some(_)) => vec![0; model.data.as_slice().len()],
-                    (Some(model), None) => vec![0; 4 * bytes_elements(model.data.as_slice()).count()],
+                    (Some(model), None) => {
+                        vec![0; 4 * bytes_elements(model.data.as_slice()).count()]
+                    }
                 };
-                let of = |request: &&BatchRequest| of(request).map_or(zeros.as_slice(), |kept| kept.data.as_slice());
-                let pieces = requests.iter().flat_map(|request| (0..request.rows).map(move |_| of(request)));
+                let of = |request: &&BatchRequest| {
+                    of(request).map_or(zeros.as_slice(), |kept| kept.data.as_slice())
+                };
+                let pieces =
+                    requests.iter().flat_map(|request| (0..request.rows).map(move |_| of(request)));
                 GatheredData::Copied(joined(pieces))
             }
         };
         Some(Gathered { input: self.input + state, datatype: spec.datatype, shape: whole, data })
     }
 
-    /// Stores the values that the model has produced for these requests. A state without a value does not change; neither do
-    /// sequences of requests for which `kept` returns false.
+    /// Stores the values that the model has produced for these requests. A state without a value
+    /// does not change; neither do sequences of requests for which `kept` returns false.
     ///
     /// # Errors
     /// A value does not match the configuration; nothing changes then.
@@ -216,14 +229,17 @@ impl States {
         made: &[MadeOutput<'_>],
         kept: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
-        let values: Result<Vec<_>, String> = made.iter().map(|output| self.split(requests, output)).collect();
+        let values: Result<Vec<_>, String> =
+            made.iter().map(|output| self.split(requests, output)).collect();
         for (state, shape, rows) in values? {
             let mut rows = rows.into_iter();
             for (position, request) in requests.iter().enumerate() {
                 // All rows of this request; a step of a sequence has one.
                 let row = rows.by_ref().take(request.rows as usize).last();
-                let own =
-                    request.sequence.filter(|_| kept(position)).and_then(|step| self.sequences.get_mut(&step.key));
+                let own = request
+                    .sequence
+                    .filter(|_| kept(position))
+                    .and_then(|step| self.sequences.get_mut(&step.key));
                 let own = own.and_then(|states| states.get_mut(state));
                 if let (Some(own), Some(row)) = (own, row) {
                     let before = own.data.capacity();
@@ -237,30 +253,45 @@ impl States {
     }
 
     /// Returns the number of a state, the shape of each row of its value, and the rows.
-    fn split<'a>(&self, requests: &[&BatchRequest], made: &MadeOutput<'a>) -> Result<SplitState<'a>, String> {
+    fn split<'a>(
+        &self,
+        requests: &[&BatchRequest],
+        made: &MadeOutput<'a>,
+    ) -> Result<SplitState<'a>, String> {
         let state = self.number(made.output).ok_or("there is no such state")?;
         let spec = self.specs.get(state).ok_or("there is no such state")?;
-        let wrong = |what: String| format!("state output '{}' of model '{}' {what}", spec.output_name, self.model);
+        let wrong = |what: String| {
+            format!("state output '{}' of model '{}' {what}", spec.output_name, self.model)
+        };
         if made.datatype != spec.datatype {
-            return Err(wrong(format!("is {}, but its configured datatype is {}", made.datatype, spec.datatype)));
+            return Err(wrong(format!(
+                "is {}, but its configured datatype is {}",
+                made.datatype, spec.datatype
+            )));
         }
         let rows: u64 = requests.iter().map(|request| u64::from(request.rows)).sum();
         let shape = match made.shape.split_first() {
             Some((first, shape)) if self.batches && u64::try_from(*first) == Ok(rows) => shape,
-            _ if self.batches => return Err(wrong(format!("has shape {:?} for a batch of {rows}", made.shape))),
+            _ if self.batches => {
+                return Err(wrong(format!("has shape {:?} for a batch of {rows}", made.shape)));
+            }
             _ => made.shape,
         };
         if !spec.fits(shape) {
-            return Err(wrong(format!("has shape {shape:?}, but its configured shape is {:?}", spec.dims)));
+            return Err(wrong(format!(
+                "has shape {shape:?}, but its configured shape is {:?}",
+                spec.dims
+            )));
         }
         let rows = if self.batches { rows } else { 1 };
-        let rows = rows_of(made.datatype, made.data, rows).ok_or_else(|| wrong("is not framed as BYTES".to_owned()))?;
+        let rows = rows_of(made.datatype, made.data, rows)
+            .ok_or_else(|| wrong("is not framed as BYTES".to_owned()))?;
         Ok((state, shape.to_vec(), rows))
     }
 }
 
-/// Splits a tensor with a batch dimension into rows; `None` if the elements of BYTES are not framed or their number does not
-/// match the rows.
+/// Splits a tensor with a batch dimension into rows; `None` if the elements of BYTES are not framed
+/// or their number does not match the rows.
 pub(crate) fn rows_of(datatype: DataType, data: &[u8], rows: u64) -> Option<Vec<&[u8]>> {
     let rows = usize::try_from(rows).ok()?;
     if rows == 0 {
@@ -270,8 +301,10 @@ pub(crate) fn rows_of(datatype: DataType, data: &[u8], rows: u64) -> Option<Vec<
         let len = data.len() / rows;
         return (0..rows).map(|row| data.get(row * len..(row + 1) * len)).collect();
     }
-    let lengths: Vec<usize> =
-        bytes_elements(data).map(|element| element.map(|element| 4 + element.len())).collect::<Result<_, _>>().ok()?;
+    let lengths: Vec<usize> = bytes_elements(data)
+        .map(|element| element.map(|element| 4 + element.len()))
+        .collect::<Result<_, _>>()
+        .ok()?;
     if !lengths.len().is_multiple_of(rows) {
         return None;
     }

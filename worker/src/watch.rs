@@ -1,4 +1,5 @@
-//! Ends this process when the frontend is gone, even while a batch is being computed and no thread reads the socket.
+//! Ends this process when the frontend is gone, even while a batch is being computed and no thread
+//! reads the socket.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,10 +12,12 @@ use rustix::process::{Signal, getpid, kill_process};
 const STACK: usize = 64 << 10;
 
 /// The events of a closed connection, or of a descriptor that is closed.
-const ENDS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).union(PollFlags::NVAL);
+const ENDS: PollFlags =
+    PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).union(PollFlags::NVAL);
 
-/// Starts a thread that kills the process as soon as the other end of `socket` is closed. Killed, not ended: the exit handlers of
-/// libraries may wait for threads that are still computing (OpenBLAS joins its threads).
+/// Starts a thread that kills the process as soon as the other end of `socket` is closed. Killed,
+/// not ended: the exit handlers of libraries may wait for threads that are still computing
+/// (OpenBLAS joins its threads).
 ///
 /// # Errors
 /// The descriptor or the thread could not be created.

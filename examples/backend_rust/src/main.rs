@@ -1,5 +1,5 @@
-//! The backend `scale`: multiplies its FP32 input by the configuration parameter `factor`. The program is a worker like
-//! `pharos-worker` with one additional backend.
+//! The backend `scale`: multiplies its FP32 input by the configuration parameter `factor`. The
+//! program is a worker like `pharos-worker` with one additional backend.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,9 @@ impl Backend for Scale {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let [input] = batch.inputs.as_slice() else { return Err(InferError::invalid("scale needs exactly one input")) };
+        let [input] = batch.inputs.as_slice() else {
+            return Err(InferError::invalid("scale needs exactly one input"));
+        };
         let memory = outputs.allocate_fixed(0, DataType::Fp32, input.shape)?;
         for (value, result) in input.data.as_chunks().0.iter().zip(memory.as_chunks_mut().0) {
             *result = (f32::from_le_bytes(*value) * self.factor).to_le_bytes();

@@ -1,4 +1,5 @@
-//! Access control: the doer of [`pharos::access`]. Reads token files, classifies [`routes`], and decides on requests ([`Guard`]).
+//! Access control: the doer of [`pharos::access`]. Reads token files, classifies [`routes`], and
+//! decides on requests ([`Guard`]).
 
 pub mod routes;
 
@@ -50,7 +51,8 @@ impl Access {
         Ok(Self { keyring: given.then(|| Arc::new(RwLock::new(keyring))), inference, management })
     }
 
-    /// Returns the tokens, which are replaced when they are reloaded; `None` if no tokens are required.
+    /// Returns the tokens, which are replaced when they are reloaded; `None` if no tokens are
+    /// required.
     pub fn keyring(&self) -> Option<&Arc<RwLock<Keyring>>> {
         self.keyring.as_ref()
     }
@@ -78,7 +80,11 @@ impl Access {
         Ok(self.replace(tokens, |keyring| &mut keyring.management))
     }
 
-    fn replace(&self, tokens: Option<Tokens>, of: impl FnOnce(&mut Keyring) -> &mut Option<Tokens>) -> usize {
+    fn replace(
+        &self,
+        tokens: Option<Tokens>,
+        of: impl FnOnce(&mut Keyring) -> &mut Option<Tokens>,
+    ) -> usize {
         let count = tokens.as_ref().map_or(0, Tokens::count);
         if let Some(keyring) = &self.keyring {
             *of(&mut keyring.write()) = tokens;
@@ -232,7 +238,11 @@ impl Guard<'_> {
             Class::Part(api) => {
                 self.access.check(api, headers).map_err(Denied::Token)?;
                 // Triton's restrictions do not cover reflection.
-                if route == Route::Reflection { Ok(()) } else { self.check_restricted(api, headers) }
+                if route == Route::Reflection {
+                    Ok(())
+                } else {
+                    self.check_restricted(api, headers)
+                }
             }
         }
     }
@@ -249,8 +259,8 @@ impl Guard<'_> {
     }
 }
 
-/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
-/// calls that need no token are small, and not counted.
+/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up
+/// the memory budget, so messages of calls that need no token are small, and not counted.
 pub fn bounds_of(route: Route, budget: &Budget, limits: Limits) -> (Budget, Limits) {
     match class(route) {
         Class::Part(Api::Health) => (budget.without_limit(), Limits::small()),
@@ -274,7 +284,8 @@ fn read(flag: &str, path: Option<&Path>) -> Result<Option<Tokens>, String> {
     Tokens::parse(&text).map(Some).map_err(|reason| format!("{file} cannot be used: {reason}"))
 }
 
-/// Selects the headers to forward as request parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+/// Selects the headers to forward as request parameters (`--http-header-forward-pattern`,
+/// `--grpc-header-forward-pattern`).
 #[derive(Clone, Debug, Default)]
 pub struct Forward {
     pattern: Option<Regex>,
@@ -283,8 +294,15 @@ pub struct Forward {
 }
 
 /// Parameter names that have a meaning for the server, which headers must not set by accident.
-const RESERVED: [&str; 7] =
-    ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", "headers"];
+const RESERVED: [&str; 7] = [
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "priority",
+    "timeout",
+    "binary_data_output",
+    "headers",
+];
 
 impl Forward {
     /// Forwards headers whose names contain a match of the pattern. Names are in lower case.
@@ -311,16 +329,16 @@ impl Forward {
             }
             if RESERVED.contains(&name) || name.starts_with("triton_") {
                 return Err(format!(
-                    "header '{name}' cannot be forwarded: parameters of this name are reserved for Triton usage and should not \
-                     be specified."
+                    "header '{name}' cannot be forwarded: parameters of this name are reserved \
+                     for Triton usage and should not be specified."
                 ));
             }
             let mut values = Vec::new();
             for value in headers.get_all(name) {
                 let text = std::str::from_utf8(value.as_bytes());
-                values.push(
-                    text.map_err(|_| format!("header '{name}' cannot be forwarded: its value is not valid UTF-8"))?,
-                );
+                values.push(text.map_err(|_| {
+                    format!("header '{name}' cannot be forwarded: its value is not valid UTF-8")
+                })?);
             }
             found.push((name.to_owned(), values.join(", ")));
         }
@@ -337,7 +355,9 @@ mod tests {
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static [u8])]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()));
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()));
         pairs.collect()
     }
 
@@ -345,7 +365,8 @@ mod tests {
     fn a_token_file_that_is_too_large_is_refused() {
         let path = std::env::temp_dir().join(format!("pharos-tokens-{}", std::process::id()));
         let most = usize::try_from(MAX_FILE).unwrap();
-        for (comment, accepted) in [(most - "\nsecret".len(), true), (most - "\nsec".len(), false)] {
+        for (comment, accepted) in [(most - "\nsecret".len(), true), (most - "\nsec".len(), false)]
+        {
             std::fs::write(&path, format!("{}\nsecret", "#".repeat(comment))).unwrap();
             let read = read(INFERENCE, Some(&path));
             std::fs::remove_file(&path).unwrap();
@@ -356,10 +377,16 @@ mod tests {
     #[test]
     fn forwards_matching_headers_as_parameters() {
         let forward = |pattern: &str| {
-            let pattern = RegexBuilder::new(pattern).unicode(false).case_insensitive(true).build().unwrap();
+            let pattern =
+                RegexBuilder::new(pattern).unicode(false).case_insensitive(true).build().unwrap();
             Forward { pattern: Some(pattern), without_tokens: true }
         };
-        let mut given = headers(&[("my-a", b"1"), ("x-my-b", b"2"), ("other", b"3"), ("authorization", b"Bearer x")]);
+        let mut given = headers(&[
+            ("my-a", b"1"),
+            ("x-my-b", b"2"),
+            ("other", b"3"),
+            ("authorization", b"Bearer x"),
+        ]);
         given.append("my-a", HeaderValue::from_static("4"));
         let names = |pattern: &str| {
             let mut found = forward(pattern).parameters(&given).unwrap();
@@ -375,7 +402,8 @@ mod tests {
             (
                 "timeout",
                 &b"1"[..],
-                "'timeout' cannot be forwarded: parameters of this name are reserved for Triton usage",
+                "'timeout' cannot be forwarded: parameters of this name are reserved for Triton \
+                 usage",
             ),
             ("triton_x", b"1", "reserved"),
             ("plain", b"\xff", "not valid UTF-8"),

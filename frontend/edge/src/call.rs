@@ -1,9 +1,10 @@
-//! One request, of every protocol, from its head until its response is handed to the connection or, if the response is streamed,
-//! until its body ends.
+//! One request, of every protocol, from its head until its response is handed to the connection or,
+//! if the response is streamed, until its body ends.
 //!
-//! Each request that hyper has begun to handle is a [`Call`]. It is counted and logged exactly once: with the status of its
-//! response, or as abandoned if the call is dropped before. hyper does not begin with a request whose client has already
-//! disconnected. A call is a value and not a chain of `tower` layers, which would allocate a boxed future each for every inference.
+//! Each request that hyper has begun to handle is a [`Call`]. It is counted and logged exactly
+//! once: with the status of its response, or as abandoned if the call is dropped before. hyper does
+//! not begin with a request whose client has already disconnected. A call is a value and not a
+//! chain of `tower` layers, which would allocate a boxed future each for every inference.
 //!
 //! | response | counted | logged |
 //! |---|---|---|
@@ -15,7 +16,8 @@
 //! | refused ([`Call::admit`]) | at once | with the count |
 //! | none: the call is dropped | as abandoned | as abandoned |
 //!
-//! Where the log line precedes the count, both can differ: a stream that its client leaves is logged with 200 and counted with 499.
+//! Where the log line precedes the count, both can differ: a stream that its client leaves is
+//! logged with 200 and counted with 499.
 
 mod body;
 
@@ -136,20 +138,32 @@ impl Call {
         }
         let request = &incoming.request;
         call.report = match protocol {
-            Protocol::Http => Requested::of(route, request.headers(), request.uri()).map(Report::Header),
+            Protocol::Http => {
+                Requested::of(route, request.headers(), request.uri()).map(Report::Header)
+            }
             Protocol::Grpc => Report::in_trailers(route, request.headers()),
         }
         .map(Box::new);
         Ok(call)
     }
 
-    /// Counts and logs a request over HTTP that reaches no route, with this response. Returns the response to send.
-    pub fn answer_unrouted<B>(mut incoming: Incoming<B>, policy: &Arc<dyn Policy>, response: Response) -> Response {
+    /// Counts and logs a request over HTTP that reaches no route, with this response. Returns the
+    /// response to send.
+    pub fn answer_unrouted<B>(
+        mut incoming: Incoming<B>,
+        policy: &Arc<dyn Policy>,
+        response: Response,
+    ) -> Response {
         let call = Self::new(Protocol::Http, Route::Unknown, &mut incoming, policy);
         call.finish(response, Some(Reason::Unsupported))
     }
 
-    fn new<B>(protocol: Protocol, route: Route, incoming: &mut Incoming<B>, policy: &Arc<dyn Policy>) -> Self {
+    fn new<B>(
+        protocol: Protocol,
+        route: Route,
+        incoming: &mut Incoming<B>,
+        policy: &Arc<dyn Policy>,
+    ) -> Self {
         let request = &incoming.request;
         let headers = request.headers();
         Self {
@@ -157,7 +171,10 @@ impl Call {
             route,
             received: policy.service().now(),
             deadline: if protocol == Protocol::Grpc { Deadline::of(headers) } else { None },
-            certificate_name: request.extensions().get::<Peer>().and_then(|peer| peer.certificate_name.clone()),
+            certificate_name: request
+                .extensions()
+                .get::<Peer>()
+                .and_then(|peer| peer.certificate_name.clone()),
             tenant: TenantId::default(),
             trace: None,
             traced: None,
@@ -219,11 +236,14 @@ impl Call {
         let certificate_name = self.certificate_name.as_deref();
         self.tenant = self.policy.service().tenant(&|source| match source {
             // A search costs less than the hash of a name that has not been parsed.
-            TenantSource::Header(name) => {
-                headers.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value.as_bytes())
-            }
+            TenantSource::Header(name) => headers
+                .iter()
+                .find(|(known, _)| known.as_str() == name)
+                .map(|(_, value)| value.as_bytes()),
             // The same token as in the check of access, which also ignores other schemes.
-            TenantSource::Token => headers.get_all(AUTHORIZATION).iter().find_map(|value| bearer(value.as_bytes())),
+            TenantSource::Token => {
+                headers.get_all(AUTHORIZATION).iter().find_map(|value| bearer(value.as_bytes()))
+            }
             TenantSource::Certificate => certificate_name.map(str::as_bytes),
         });
     }
@@ -254,7 +274,8 @@ impl Call {
         }
     }
 
-    /// Adds to a request of an inference what is known of its client. Its message was read at `read`.
+    /// Adds to a request of an inference what is known of its client. Its message was read at
+    /// `read`.
     pub fn describe_client_in(&mut self, request: &mut InferRequest, read: Instant) {
         request.tenant = self.tenant;
         request.trace = self.trace;
@@ -302,8 +323,8 @@ impl Call {
         self.reason.get_or_insert(reason);
     }
 
-    /// Ends the request with the response of its handler, and the reason if it failed. Adds to the response what the client asked
-    /// for.
+    /// Ends the request with the response of its handler, and the reason if it failed. Adds to the
+    /// response what the client asked for.
     pub fn finish(mut self, mut response: Response, reason: Option<Reason>) -> Response {
         let sending = self.begin_headers(response.headers_mut());
         self.count_and_log(response.status().as_u16(), reason);
@@ -320,9 +341,14 @@ impl Call {
         self.finish(response, Some(Reason::Unsupported))
     }
 
-    /// Like [`Call::finish`], but a streamed response ends the request when its body has been sent. If the body fails, its error is the
-    /// reason. `method` is the method of the request.
-    pub fn finish_with_body(mut self, mut response: Response, reason: Option<Reason>, method: &Method) -> Response {
+    /// Like [`Call::finish`], but a streamed response ends the request when its body has been sent.
+    /// If the body fails, its error is the reason. `method` is the method of the request.
+    pub fn finish_with_body(
+        mut self,
+        mut response: Response,
+        reason: Option<Reason>,
+        method: &Method,
+    ) -> Response {
         if !is_streamed(&response, method) {
             return self.finish(response, reason);
         }
@@ -334,8 +360,8 @@ impl Call {
         response.map(|inner| Body::new(CallBody { inner, call, _sending: sending, failed }))
     }
 
-    /// Begins to send a streamed response over HTTP with this head. The body that follows owns this call, and
-    /// [ends](Call::end_stream) it with the status of the head.
+    /// Begins to send a streamed response over HTTP with this head. The body that follows owns this
+    /// call, and [ends](Call::end_stream) it with the status of the head.
     pub fn begin_stream(&mut self, head: &mut Response) -> Option<Sending> {
         let sending = self.begin_headers(head.headers_mut());
         self.status = head.status().as_u16();
@@ -350,8 +376,9 @@ impl Call {
         self.count_and_log(self.status, self.reason);
     }
 
-    /// Adds to the headers, or metadata, of a response what the client asked for: the times, a load report over HTTP, and the trace.
-    /// Returns a guard that stamps the end of sending if the request is traced.
+    /// Adds to the headers, or metadata, of a response what the client asked for: the times, a load
+    /// report over HTTP, and the trace. Returns a guard that stamps the end of sending if the
+    /// request is traced.
     fn begin_headers(&mut self, headers: &mut HeaderMap) -> Option<Sending> {
         if let Some(timing) = self.timing.take() {
             timing.add_to(headers, self.times.take());
@@ -381,7 +408,8 @@ impl Call {
         }
     }
 
-    /// Ends a call over gRPC with this code, and the reason that was noted for it, or the usual reason of the code.
+    /// Ends a call over gRPC with this code, and the reason that was noted for it, or the usual
+    /// reason of the code.
     pub fn count_and_log_code(&mut self, code: u16) {
         self.count_and_log(code, self.reason_of(code));
     }
@@ -394,11 +422,15 @@ impl Call {
     /// Ends the call at the end of its body.
     fn end_body(&mut self, end: BodyEnd) {
         match (self.protocol, end) {
-            (Protocol::Http, BodyEnd::Failed(reason)) => self.count_and_log(self.status, self.reason.or(Some(reason))),
+            (Protocol::Http, BodyEnd::Failed(reason)) => {
+                self.count_and_log(self.status, self.reason.or(Some(reason)))
+            }
             (Protocol::Http, _) => self.end_stream(),
             (Protocol::Grpc, BodyEnd::Code(code)) => self.count_and_log_code(code),
             // Without trailers, clients see UNKNOWN.
-            (Protocol::Grpc, BodyEnd::Complete | BodyEnd::Failed(_)) => self.count_and_log_code(Code::Unknown as u16),
+            (Protocol::Grpc, BodyEnd::Complete | BodyEnd::Failed(_)) => {
+                self.count_and_log_code(Code::Unknown as u16)
+            }
         }
     }
 
@@ -425,8 +457,8 @@ impl Drop for Call {
     }
 }
 
-/// A call that several parts hold: the layer and the handler of gRPC, between which tonic reads the message, or a streamed body. The
-/// layer hands the call over in the extensions of the request.
+/// A call that several parts hold: the layer and the handler of gRPC, between which tonic reads the
+/// message, or a streamed body. The layer hands the call over in the extensions of the request.
 #[derive(Clone)]
 pub struct SharedCall(
     // Held to read or write fields only.
@@ -444,7 +476,10 @@ impl SharedCall {
     /// # Errors
     /// The request did not pass the layer.
     pub fn of<T>(request: &mut tonic::Request<T>) -> Result<Self, Status> {
-        request.extensions_mut().remove().ok_or_else(|| Status::internal("the call was not admitted"))
+        request
+            .extensions_mut()
+            .remove()
+            .ok_or_else(|| Status::internal("the call was not admitted"))
     }
 
     /// Locks the call.
@@ -452,15 +487,20 @@ impl SharedCall {
         self.0.lock()
     }
 
-    /// Notes the reason of the status with which a stream of responses fails: its trailers have only the code.
+    /// Notes the reason of the status with which a stream of responses fails: its trailers have
+    /// only the code.
     pub fn note_failure(&self, status: &Status) {
         if let Some(reason) = reason_of(status) {
             self.lock().note_reason(reason);
         }
     }
 
-    /// Ends the call with this response, or at the end of its body. A failed stream of responses has its status in the trailers.
-    pub fn finish(self, mut response: http::Response<tonic::body::Body>) -> http::Response<tonic::body::Body> {
+    /// Ends the call with this response, or at the end of its body. A failed stream of responses
+    /// has its status in the trailers.
+    pub fn finish(
+        self,
+        mut response: http::Response<tonic::body::Body>,
+    ) -> http::Response<tonic::body::Body> {
         let mut call = self.lock();
         let sending = call.begin_headers(response.headers_mut());
         if let Some(code) = grpc_status_in_head(&response) {
@@ -477,7 +517,8 @@ impl SharedCall {
         if !call.policy.counts_calls_at_end() {
             call.count(0, None);
         }
-        let is_over = call.is_counted && call.line.is_none() && call.report.is_none() && sending.is_none();
+        let is_over =
+            call.is_counted && call.line.is_none() && call.report.is_none() && sending.is_none();
         drop(call);
         if is_over {
             return response;

@@ -1,5 +1,6 @@
-//! `grpc-timeout`: the deadline of a gRPC client. When it has passed, calls of the v2 protocol end, so that nothing is computed for a
-//! client that has given up. Other calls end when the client resets them.
+//! `grpc-timeout`: the deadline of a gRPC client. When it has passed, calls of the v2 protocol end,
+//! so that nothing is computed for a client that has given up. Other calls end when the client
+//! resets them.
 
 use std::thread;
 use std::time::Duration;
@@ -24,8 +25,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline of a call that has just been received; `None` if it is missing or malformed (gRPC over HTTP/2: up to
-    /// eight digits and a unit).
+    /// Returns the deadline of a call that has just been received; `None` if it is missing or
+    /// malformed (gRPC over HTTP/2: up to eight digits and a unit).
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let limit = parse(headers.get(HEADER)?.to_str().ok()?)?;
         Some(Self { limit, leaves_at: leaves_at(clock::now(), limit) })
@@ -52,15 +53,17 @@ fn parse(text: &str) -> Option<Duration> {
 /// The longest time that a call is expected to take to arrive.
 const ARRIVAL: Duration = Duration::from_millis(10);
 
-/// Returns from when on a client that leaves does so at its deadline. By its own clock, the deadline is earlier by the time that the
-/// call took to arrive, which is taken as at most a tenth of a short limit, and because clients round the limit up: gRPC's C++ and
-/// Python clients by up to a hundredth (`timeout_encoding.cc`).
+/// Returns from when on a client that leaves does so at its deadline. By its own clock, the
+/// deadline is earlier by the time that the call took to arrive, which is taken as at most a tenth
+/// of a short limit, and because clients round the limit up: gRPC's C++ and Python clients by up to
+/// a hundredth (`timeout_encoding.cc`).
 fn leaves_at(received: Instant, limit: Duration) -> Instant {
     received + limit.saturating_sub(ARRIVAL.min(limit / 10) + limit / 100)
 }
 
-/// Returns the error and the reason with which a request counts that is dropped at `now`, because its client has left or its handler
-/// panics. `leaves_at` is the field of the request's [`Deadline`].
+/// Returns the error and the reason with which a request counts that is dropped at `now`, because
+/// its client has left or its handler panics. `leaves_at` is the field of the request's
+/// [`Deadline`].
 fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
     if thread::panicking() {
         return (ErrorCode::Internal, Reason::Internal);
@@ -71,13 +74,18 @@ fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
     }
 }
 
-/// The status that an HTTP request has in counts and logs if its client left before the response, so that no status was sent:
-/// nginx's "client closed request".
+/// The status that an HTTP request has in counts and logs if its client left before the response,
+/// so that no status was sent: nginx's "client closed request".
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Returns the HTTP status or the gRPC code, and the reason, with which a request without an answer that is dropped at `now` is counted
-/// and logged. `leaves_at` is the field of the request's [`Deadline`].
-pub fn abandoned_status(protocol: Protocol, leaves_at: Option<Instant>, now: Instant) -> (u16, Reason) {
+/// Returns the HTTP status or the gRPC code, and the reason, with which a request without an answer
+/// that is dropped at `now` is counted and logged. `leaves_at` is the field of the request's
+/// [`Deadline`].
+pub fn abandoned_status(
+    protocol: Protocol,
+    leaves_at: Option<Instant>,
+    now: Instant,
+) -> (u16, Reason) {
     let (error, reason) = abandoned(leaves_at, now);
     match protocol {
         // The client gets this answer from `handler_panic`.
@@ -122,7 +130,9 @@ mod tests {
 
     #[test]
     fn the_status_of_a_client_that_left_depends_on_protocol_and_deadline() {
-        let status = |protocol, deadline: Option<u64>| abandoned_status(protocol, deadline.map(Instant), Instant(7));
+        let status = |protocol, deadline: Option<u64>| {
+            abandoned_status(protocol, deadline.map(Instant), Instant(7))
+        };
         assert_eq!(status(Protocol::Http, None), (499, Reason::Cancelled));
         assert_eq!(status(Protocol::Grpc, None), (1, Reason::Cancelled));
         assert_eq!(status(Protocol::Grpc, Some(8)), (1, Reason::Cancelled));

@@ -18,15 +18,20 @@ use pharos_listener::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
-    /// Answers a request. The future is dropped if the client disconnects. A `Result`, as a service needs: another future around
-    /// this one would be copied with it.
-    fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send;
+    /// Answers a request. The future is dropped if the client disconnects. A `Result`, as a service
+    /// needs: another future around this one would be copied with it.
+    fn handle(
+        self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response, Infallible>> + Send;
 
-    /// Counts and logs a request that the service refuses before it is routed. Returns the response to send.
+    /// Counts and logs a request that the service refuses before it is routed. Returns the response
+    /// to send.
     fn refuse(&self, request: Request<Body>, response: Response) -> Response;
 }
 
-/// Returns a callback that counts the requests that hyper refuses before it has parsed them, by status.
+/// Returns a callback that counts the requests that hyper refuses before it has parsed them, by
+/// status.
 pub fn count_unparsed(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
@@ -49,7 +54,9 @@ fn is_chunked(headers: &HeaderMap) -> Result<bool, ()> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(false),
-        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => {
+            Ok(true)
+        }
         _ => Err(()),
     }
 }

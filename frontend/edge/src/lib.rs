@@ -1,8 +1,9 @@
 //! The life of a request at an edge: a [`Call`], the same for every protocol and every port.
 //!
-//! [`Call::admit`] checks access to a route. The call then owns what is known of the request: its route, peer, deadline, tenant,
-//! trace, the times and the load report of its response, its log line and its count. [`Call::finish`] ends it; a call that is
-//! dropped counts as abandoned. A [`Policy`] says what differs between ports. The package knows no form of messages.
+//! [`Call::admit`] checks access to a route. The call then owns what is known of the request: its
+//! route, peer, deadline, tenant, trace, the times and the load report of its response, its log
+//! line and its count. [`Call::finish`] ends it; a call that is dropped counts as abandoned. A
+//! [`Policy`] says what differs between ports. The package knows no form of messages.
 
 pub mod access;
 mod call;

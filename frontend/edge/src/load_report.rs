@@ -14,7 +14,8 @@ const REQUEST: HeaderName = HeaderName::from_static(REQUEST_HEADER);
 const RESPONSE: HeaderName = HeaderName::from_static(RESPONSE_HEADER);
 const IN_TRAILERS: HeaderName = HeaderName::from_static(TRAILER);
 
-/// Returns the format of the load report that an inference request asks for; `None` without the header or with an unknown format.
+/// Returns the format of the load report that an inference request asks for; `None` without the
+/// header or with an unknown format.
 fn requested(route: Route, headers: &HeaderMap) -> Option<Format> {
     if !route.is_inference() {
         return None;
@@ -37,11 +38,18 @@ impl Requested {
         Some(Self { format, uri: uri.clone() })
     }
 
-    /// Adds the report to the headers of a response. `report` returns the load report of a model and version.
-    pub fn add_to(&self, headers: &mut HeaderMap, report: impl FnOnce(&str, &str) -> Arc<LoadReport>) {
+    /// Adds the report to the headers of a response. `report` returns the load report of a model
+    /// and version.
+    pub fn add_to(
+        &self,
+        headers: &mut HeaderMap,
+        report: impl FnOnce(&str, &str) -> Arc<LoadReport>,
+    ) {
         let path = percent_decode_str(self.uri.path()).decode_utf8_lossy();
         let (model, version) = model_of(&path);
-        if let Ok(value) = HeaderValue::from_maybe_shared(report(model, version).header(self.format)) {
+        if let Ok(value) =
+            HeaderValue::from_maybe_shared(report(model, version).header(self.format))
+        {
             headers.insert(RESPONSE, value);
         }
     }
@@ -50,7 +58,8 @@ impl Requested {
 /// The number of the first segments of a path that can name the model and version.
 const SEGMENTS: usize = 5;
 
-/// Returns the model and version that the decoded path of an inference request names; empty where it names none.
+/// Returns the model and version that the decoded path of an inference request names; empty where
+/// it names none.
 fn model_of(path: &str) -> (&str, &str) {
     let mut segments = [""; SEGMENTS];
     for (segment, found) in segments.iter_mut().zip(path.split('/').skip(1)) {
@@ -65,7 +74,10 @@ fn model_of(path: &str) -> (&str, &str) {
         _ => ("", ""),
     };
     let without_verb = |name: &str| name.find(':').unwrap_or(name.len());
-    (model.get(..without_verb(model)).unwrap_or_default(), version.get(..without_verb(version)).unwrap_or_default())
+    (
+        model.get(..without_verb(model)).unwrap_or_default(),
+        version.get(..without_verb(version)).unwrap_or_default(),
+    )
 }
 
 /// Where a client asks for a load report.
@@ -101,10 +113,15 @@ impl Report {
     /// Adds the report to the headers, or trailers, of a response.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap, service: &dyn Service) {
         match self {
-            Self::Header(requested) => requested.add_to(headers, |model, version| service.load_report(model, version)),
+            Self::Header(requested) => {
+                requested.add_to(headers, |model, version| service.load_report(model, version))
+            }
             Self::Trailer { model } => {
-                let (model, version) = model.as_ref().map_or(("", ""), |(model, version)| (model, version));
-                if let Ok(value) = HeaderValue::from_maybe_shared(service.load_report(model, version).trailer()) {
+                let (model, version) =
+                    model.as_ref().map_or(("", ""), |(model, version)| (model, version));
+                if let Ok(value) =
+                    HeaderValue::from_maybe_shared(service.load_report(model, version).trailer())
+                {
                     headers.insert(IN_TRAILERS, value);
                 }
             }

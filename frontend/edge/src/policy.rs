@@ -14,13 +14,15 @@ use crate::response_timing::ResponseTiming;
 
 /// The rules of a port.
 pub trait Policy: Send + Sync + 'static {
-    /// Returns the server, which counts requests, names their tenants, samples their traces and reports its load.
+    /// Returns the server, which counts requests, names their tenants, samples their traces and
+    /// reports its load.
     fn service(&self) -> &dyn Service;
 
     /// Returns which answers carry times.
     fn timing(&self) -> &ResponseTiming;
 
-    /// Checks that a request with these headers may use a route. An unknown route may pass: it has no handler.
+    /// Checks that a request with these headers may use a route. An unknown route may pass: it has
+    /// no handler.
     ///
     /// # Errors
     /// The answer to a request without access.
@@ -31,12 +33,14 @@ pub trait Policy: Send + Sync + 'static {
         true
     }
 
-    /// Returns whether a call over gRPC is counted when its last message is sent, and not when its response begins.
+    /// Returns whether a call over gRPC is counted when its last message is sent, and not when its
+    /// response begins.
     fn counts_calls_at_end(&self) -> bool {
         false
     }
 
-    /// Returns the reason of a gRPC code that no handler gave: of the transport, or of a status without a reason.
+    /// Returns the reason of a gRPC code that no handler gave: of the transport, or of a status
+    /// without a reason.
     fn reason_of(&self, code: Code) -> Reason {
         match code {
             Code::Ok | Code::Unimplemented => Reason::Unsupported,
@@ -81,8 +85,8 @@ impl Policy for ServerPolicy {
     }
 }
 
-/// The policy of a port with metrics: everything on it is open, and nothing is counted, because each scrape would change the metrics
-/// that it reads.
+/// The policy of a port with metrics: everything on it is open, and nothing is counted, because
+/// each scrape would change the metrics that it reads.
 pub struct OpenPolicy {
     /// The server.
     pub service: SharedService,

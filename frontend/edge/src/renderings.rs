@@ -1,6 +1,7 @@
-//! Documents that are rendered from the state of the server when a client requests them: scrapes. Requests for the same document that
-//! wait share one rendering, which begins after all of them have arrived. Never unbounded: few renderings run at the same time, and
-//! the bytes that clients have not read yet are limited.
+//! Documents that are rendered from the state of the server when a client requests them: scrapes.
+//! Requests for the same document that wait share one rendering, which begins after all of them
+//! have arrived. Never unbounded: few renderings run at the same time, and the bytes that clients
+//! have not read yet are limited.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,13 +13,16 @@ use parking_lot::{Mutex, MutexGuard};
 use pharos_os::blocking;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// The longest time without progress in sending a scrape: scrapers give up earlier, and an unread scrape takes memory.
+/// The longest time without progress in sending a scrape: scrapers give up earlier, and an unread
+/// scrape takes memory.
 pub const MAX_SCRAPE_WRITE: Duration = Duration::from_secs(30);
 
-/// How many renderings run at the same time: a long one must not delay others, and each takes many times the memory of its result.
+/// How many renderings run at the same time: a long one must not delay others, and each takes many
+/// times the memory of its result.
 const CONCURRENT: usize = 2;
 
-/// The limit of the bytes that clients have not read, in units of [`UNIT`]. A larger document is rendered when no other is unread.
+/// The limit of the bytes that clients have not read, in units of [`UNIT`]. A larger document is
+/// rendered when no other is unread.
 const MAX_UNREAD: u32 = 64 << 10;
 const UNIT: usize = 1 << 10;
 
@@ -81,8 +85,8 @@ impl State {
 }
 
 impl Renderings {
-    /// Returns a document as it is after this call. Equal names mean equal documents. `render` runs on a blocking thread, and not at
-    /// all if another request for the document waits already.
+    /// Returns a document as it is after this call. Equal names mean equal documents. `render` runs
+    /// on a blocking thread, and not at all if another request for the document waits already.
     ///
     /// # Errors
     /// The rendering has panicked, or no thread can be started.
@@ -121,7 +125,9 @@ impl Renderings {
                 Ok(rendered) => rendered,
                 Err(error) => return tracing::error!("cannot render {document}: {error}"),
             };
-            let units = u32::try_from(rendered.body.len().div_ceil(UNIT)).unwrap_or(MAX_UNREAD).min(MAX_UNREAD);
+            let units = u32::try_from(rendered.body.len().div_ceil(UNIT))
+                .unwrap_or(MAX_UNREAD)
+                .min(MAX_UNREAD);
             // Both semaphores are never closed.
             let Ok(permit) = state.unread.clone().acquire_many_owned(units).await else { return };
             drop(running);
@@ -182,7 +188,10 @@ mod tests {
         let large = || document(vec![0; MAX_UNREAD as usize * UNIT * 2 / 3]);
         let unread = renderings.get("a".to_owned(), large).await.unwrap();
         let mut next = Box::pin(renderings.get("b".to_owned(), large));
-        assert!(tokio::time::timeout(Duration::from_millis(50), &mut next).await.is_err(), "the first is unread");
+        assert!(
+            tokio::time::timeout(Duration::from_millis(50), &mut next).await.is_err(),
+            "the first is unread"
+        );
         drop(unread);
         assert_eq!(next.await.unwrap().body.len(), MAX_UNREAD as usize * UNIT * 2 / 3);
         let whole = || document(vec![0; MAX_UNREAD as usize * UNIT * 2]);

@@ -34,18 +34,23 @@ pub struct LogFormat {
     pub request: fn(&Method, &Uri, Version) -> String,
     /// Writes the line of a request that has ended.
     pub write: fn(&LogLine, LogEnd),
-    /// Whether a streamed response over HTTP is logged when its body ends, and not when it begins. Over gRPC it always is.
+    /// Whether a streamed response over HTTP is logged when its body ends, and not when it begins.
+    /// Over gRPC it always is.
     pub waits_for_body: bool,
 }
 
 /// The format of the server's own ports: a sentence with fields.
-pub const FIELDS: LogFormat =
-    LogFormat { request: |method, uri, _| format!("{method} {uri}"), write: write_fields, waits_for_body: false };
+pub const FIELDS: LogFormat = LogFormat {
+    request: |method, uri, _| format!("{method} {uri}"),
+    write: write_fields,
+    waits_for_body: false,
+};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug)]
 pub struct LogEnd {
-    /// The HTTP or gRPC status of its answer or, without an answer, the status that it is counted with.
+    /// The HTTP or gRPC status of its answer or, without an answer, the status that it is counted
+    /// with.
     pub status: u16,
     /// Whether it ended without an answer, usually because its client disconnected.
     pub is_abandoned: bool,
@@ -69,14 +74,17 @@ pub struct LogLine {
 }
 
 impl LogLine {
-    /// Returns the line of a request that has just been received; `None` if requests are not logged.
+    /// Returns the line of a request that has just been received; `None` if requests are not
+    /// logged.
     pub fn begin(
         format: &'static LogFormat,
         protocol: Protocol,
         peer: Option<SocketAddr>,
         request: impl FnOnce() -> String,
     ) -> Option<Box<Self>> {
-        is_enabled().then(|| Box::new(Self { format, protocol, peer, request: request(), received: clock::now() }))
+        is_enabled().then(|| {
+            Box::new(Self { format, protocol, peer, request: request(), received: clock::now() })
+        })
     }
 
     /// Writes the line.

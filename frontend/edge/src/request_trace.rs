@@ -1,4 +1,5 @@
-//! Adds to the trace of a request when it was received and its response sent, with the activity names of the protocol.
+//! Adds to the trace of a request when it was received and its response sent, with the activity
+//! names of the protocol.
 
 use pharos::error::InferError;
 use pharos::infer::InferRequest;
@@ -35,7 +36,12 @@ impl Activities {
     }
 
     /// Records that a valid request was read at `end`, and attaches the trace to it.
-    pub(crate) fn received(&self, traced: Option<&Traced>, end: Instant, request: &mut InferRequest) {
+    pub(crate) fn received(
+        &self,
+        traced: Option<&Traced>,
+        end: Instant,
+        request: &mut InferRequest,
+    ) {
         let Some(traced) = traced else { return };
         self.stamp_receive(traced, request.timeline.received, end);
         // Exemplars of latencies refer to this trace id.

@@ -1,8 +1,8 @@
-//! The times of a request in its answer: `Server-Timing` (W3C) as a header over HTTP and as metadata over gRPC. Answers also
-//! return the client's `traceparent`.
+//! The times of a request in its answer: `Server-Timing` (W3C) as a header over HTTP and as
+//! metadata over gRPC. Answers also return the client's `traceparent`.
 //!
-//! The times are those of the timeline from which the statistics are counted, in full precision, so that sums over answers and
-//! the statistics agree.
+//! The times are those of the timeline from which the statistics are counted, in full precision, so
+//! that sums over answers and the statistics agree.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,10 +47,15 @@ struct Sample {
 }
 
 impl ResponseTiming {
-    /// Creates the setting. With [`Mode::Always`], one of `rate` answers carries times; 0 means the same as 1.
+    /// Creates the setting. With [`Mode::Always`], one of `rate` answers carries times; 0 means the
+    /// same as 1.
     pub fn new(mode: Mode, rate: u32) -> Self {
         let sampled = mode == Mode::Always && rate > 1;
-        Self { mode, sample: sampled.then(|| Arc::new(Sample { rate: rate.into(), requests: AtomicU64::new(0) })) }
+        Self {
+            mode,
+            sample: sampled
+                .then(|| Arc::new(Sample { rate: rate.into(), requests: AtomicU64::new(0) })),
+        }
     }
 
     /// Returns what the answer to a request with these headers carries.
@@ -60,15 +65,20 @@ impl ResponseTiming {
             return AnswerTiming { trace, ..AnswerTiming::default() };
         }
         let sampled = || match &self.sample {
-            Some(sample) => sample.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(sample.rate),
+            Some(sample) => {
+                sample.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(sample.rate)
+            }
             None => self.mode == Mode::Always,
         };
-        let requested = headers.get(REQUEST_TIMING).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+        let requested = headers
+            .get(REQUEST_TIMING)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
         AnswerTiming { times: requested || sampled(), trace, traceparent }
     }
 }
 
-/// Returns the trace that the client's `traceparent` names, and the header. A header that is repeated or invalid does not count.
+/// Returns the trace that the client's `traceparent` names, and the header. A header that is
+/// repeated or invalid does not count.
 fn trace(headers: &HeaderMap) -> Option<(TraceId, Box<HeaderValue>)> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let value = values.next()?;
@@ -108,14 +118,15 @@ impl AnswerTiming {
         self.times
     }
 
-    /// Returns the header's value for a successful request, or `None` if the answer carries no times.
+    /// Returns the header's value for a successful request, or `None` if the answer carries no
+    /// times.
     pub fn value(&self, timeline: &Timeline) -> Option<HeaderValue> {
         if !self.times {
             return None;
         }
         let mut value = HeaderValue::from_bytes(server_timing(timeline).text()).ok()?;
-        // HTTP/2 then leaves it out of its table of headers (RFC 7541, 7.1.3), where a value that never occurs again takes the
-        // room of others.
+        // HTTP/2 then leaves it out of its table of headers (RFC 7541, 7.1.3), where a value that
+        // never occurs again takes the room of others.
         value.set_sensitive(true);
         Some(value)
     }
@@ -137,7 +148,8 @@ struct Line {
     length: usize,
 }
 
-/// The greatest length of the times: five with 21 characters each, their names, the cache and the batch size.
+/// The greatest length of the times: five with 21 characters each, their names, the cache and the
+/// batch size.
 const LONGEST: usize = 256;
 
 impl Line {
@@ -148,7 +160,8 @@ impl Line {
         }
     }
 
-    /// Adds a number of nanoseconds as milliseconds, exactly and without trailing zeros: over HTTP/2, each character is encoded.
+    /// Adds a number of nanoseconds as milliseconds, exactly and without trailing zeros: over
+    /// HTTP/2, each character is encoded.
     fn push_ms(&mut self, ns: u64) {
         self.push_number(ns / 1_000_000);
         let mut decimals = *b".000000";
@@ -235,38 +248,63 @@ mod tests {
             request_end: Instant(1_003_000_000),
             ..Timeline::default()
         };
-        let server_timing = |timeline: &Timeline| String::from_utf8(server_timing(timeline).text().to_vec()).unwrap();
-        let common = "queue;dur=0.08, compute_input;dur=0.000001, infer;dur=2, output;dur=0.05, total;dur=";
+        let server_timing = |timeline: &Timeline| {
+            String::from_utf8(server_timing(timeline).text().to_vec()).unwrap()
+        };
+        let common =
+            "queue;dur=0.08, compute_input;dur=0.000001, infer;dur=2, output;dur=0.05, total;dur=";
         assert_eq!(server_timing(&timeline), format!("{common}1002"));
-        let missed = Timeline { insertion_ns: 5, cache: Some(CacheLookup::Miss), batch_size: 8, ..timeline };
-        assert_eq!(server_timing(&missed), format!("{common}1002.000005, cache;desc=miss, batch;desc=\"8\""));
+        let missed =
+            Timeline { insertion_ns: 5, cache: Some(CacheLookup::Miss), batch_size: 8, ..timeline };
+        assert_eq!(
+            server_timing(&missed),
+            format!("{common}1002.000005, cache;desc=miss, batch;desc=\"8\"")
+        );
         let hit = Timeline { cache: Some(CacheLookup::Hit), ..timeline };
         assert_eq!(server_timing(&hit), format!("{common}1002, cache;desc=hit"));
-        let most = Timeline { request_end: Instant(u64::MAX), batch_size: u64::MAX, insertion_ns: u64::MAX, ..missed };
+        let most = Timeline {
+            request_end: Instant(u64::MAX),
+            batch_size: u64::MAX,
+            insertion_ns: u64::MAX,
+            ..missed
+        };
         let most = server_timing(&Timeline {
             queue_start: Instant(0),
             compute: ComputeStamps { end: Instant(u64::MAX), start: Instant(u64::MAX), ..compute },
             ..most
         });
-        assert!(most.ends_with("batch;desc=\"18446744073709551615\""), "the longest times fit: {most}");
+        assert!(
+            most.ends_with("batch;desc=\"18446744073709551615\""),
+            "the longest times fit: {most}"
+        );
     }
 
     #[test]
     fn answers_carry_times_as_the_mode_says() {
         let requested = headers(&[(REQUEST_TIMING, "True")]);
         let other = headers(&[(REQUEST_TIMING, "false")]);
-        for (mode, expected) in
-            [(Mode::Always, [true, true]), (Mode::OnRequest, [true, false]), (Mode::Off, [false, false])]
-        {
+        for (mode, expected) in [
+            (Mode::Always, [true, true]),
+            (Mode::OnRequest, [true, false]),
+            (Mode::Off, [false, false]),
+        ] {
             let timing = ResponseTiming::new(mode, 1);
             let times = [&requested, &other].map(|headers| timing.of(headers).has_times());
             assert_eq!(times, expected, "{mode:?}");
-            assert_eq!(timing.of(&other).value(&Timeline::default()).is_some(), expected[1], "{mode:?}");
+            assert_eq!(
+                timing.of(&other).value(&Timeline::default()).is_some(),
+                expected[1],
+                "{mode:?}"
+            );
         }
         let sampled = ResponseTiming::new(Mode::Always, 3);
         let clone = sampled.clone();
-        let times: Vec<bool> =
-            [&sampled, &clone].iter().cycle().take(6).map(|timing| timing.of(&other).has_times()).collect();
+        let times: Vec<bool> = [&sampled, &clone]
+            .iter()
+            .cycle()
+            .take(6)
+            .map(|timing| timing.of(&other).has_times())
+            .collect();
         assert_eq!(times, [true, false, false, true, false, false], "clones share the sample");
         assert!((0..3).all(|_| sampled.of(&requested).has_times()));
     }
@@ -283,14 +321,20 @@ mod tests {
         let one = [(TRACEPARENT, PARENT)];
         assert_eq!(returned(Mode::OnRequest, &one), (true, Some(PARENT.to_owned())));
         assert_eq!(returned(Mode::Off, &one), (true, None));
-        for wrong in [&[(TRACEPARENT, "00-1-2-01")][..], &[(TRACEPARENT, PARENT), (TRACEPARENT, PARENT)], &[]] {
+        for wrong in [
+            &[(TRACEPARENT, "00-1-2-01")][..],
+            &[(TRACEPARENT, PARENT), (TRACEPARENT, PARENT)],
+            &[],
+        ] {
             assert_eq!(returned(Mode::Always, wrong), (false, None));
         }
     }
 
     #[test]
     fn trailers_are_accepted_if_the_client_says_so() {
-        for (given, expected) in [("trailers", true), ("gzip, Trailers", true), ("gzip;q=1", false), ("", false)] {
+        for (given, expected) in
+            [("trailers", true), ("gzip, Trailers", true), ("gzip;q=1", false), ("", false)]
+        {
             assert_eq!(accepts_trailers(&headers(&[(TE, given)])), expected, "{given}");
         }
     }

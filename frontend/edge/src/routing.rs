@@ -1,6 +1,6 @@
-//! The table of routes of an HTTP listener. Each route is declared once, with its path, its [`Route`] and its handlers. The
-//! access check of the route precedes its handler and the 405 response. A path that is not declared is [`Route::Unknown`] and
-//! reaches no handler.
+//! The table of routes of an HTTP listener. Each route is declared once, with its path, its
+//! [`Route`] and its handlers. The access check of the route precedes its handler and the 405
+//! response. A path that is not declared is [`Route::Unknown`] and reaches no handler.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -38,7 +38,8 @@ impl From<Route> for RouteOf {
 
 /// A request for a declared path.
 pub struct Routed {
-    /// The named segments of the path in order, percent-decoded. `None` without named segments, or if one is not valid UTF-8.
+    /// The named segments of the path in order, percent-decoded. `None` without named segments, or
+    /// if one is not valid UTF-8.
     pub parameters: Option<Vec<String>>,
     /// The request.
     pub request: Request<Body>,
@@ -129,8 +130,8 @@ impl<T> Default for Builder<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Builder<T> {
-    /// Adds a path: `{name}` matches a non-empty segment, `{*name}` at the end all remaining segments. Static segments take precedence
-    /// over named ones.
+    /// Adds a path: `{name}` matches a non-empty segment, `{*name}` at the end all remaining
+    /// segments. Static segments take precedence over named ones.
     ///
     /// # Panics
     /// The path conflicts with another route.
@@ -176,13 +177,17 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
     // The answer is passed on as it is, so there is nothing to gain from a box.
     #[allow(clippy::result_large_err)]
     pub fn admit(&self, route: Route, incoming: &mut Incoming<Body>) -> Result<Call, Response> {
-        Call::admit(Protocol::Http, route, incoming, &self.0.policy).map_err(self.0.fallbacks.refused)
+        Call::admit(Protocol::Http, route, incoming, &self.0.policy)
+            .map_err(self.0.fallbacks.refused)
     }
 
-    /// Returns the answer to a request without access to a route, which is counted; `None` if it has access.
+    /// Returns the answer to a request without access to a route, which is counted; `None` if it
+    /// has access.
     pub fn refusal(&self, route: Route, incoming: &mut Incoming<Body>) -> Option<Response> {
-        let refusal = self.0.policy.check(Protocol::Http, route, incoming.request.headers()).err()?;
-        let refused = Call::admit_if(Err(refusal), Protocol::Http, route, incoming, &self.0.policy).err()?;
+        let refusal =
+            self.0.policy.check(Protocol::Http, route, incoming.request.headers()).err()?;
+        let refused =
+            Call::admit_if(Err(refusal), Protocol::Http, route, incoming, &self.0.policy).err()?;
         Some((self.0.fallbacks.refused)(refused))
     }
 
@@ -209,7 +214,9 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
         let mut response = match found {
             None => call.finish_unknown((self.0.fallbacks.not_found)()),
             Some((methods, parameters)) => match methods.of(&method) {
-                Some(handler) => handler(self.0.state.clone(), call, Routed { parameters, request }).await,
+                Some(handler) => {
+                    handler(self.0.state.clone(), call, Routed { parameters, request }).await
+                }
                 None => {
                     let mut response = call.finish_unknown((self.0.fallbacks.wrong_method)());
                     response.headers_mut().insert(ALLOW, methods.allowed());
@@ -228,7 +235,10 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
     }
 
     /// Returns the route of a path and its declaration; `None` for [`Route::Unknown`].
-    fn find<'t, 'p>(&'t self, path: &'p str) -> (Route, Option<matchit::Match<'t, 'p, &'t Declared<T>>>) {
+    fn find<'t, 'p>(
+        &'t self,
+        path: &'p str,
+    ) -> (Route, Option<matchit::Match<'t, 'p, &'t Declared<T>>>) {
         let Ok(found) = self.0.paths.at(path) else { return (Route::Unknown, None) };
         // matchit accepts empty named segments, except the last one.
         let is_complete = found.params.iter().all(|(_, value)| !value.is_empty());
@@ -255,7 +265,8 @@ fn decoded(parameters: &matchit::Params<'_, '_>) -> Option<Vec<String>> {
     if parameters.is_empty() {
         return None;
     }
-    let decode = |text: &str| percent_decode_str(text).decode_utf8().ok().map(std::borrow::Cow::into_owned);
+    let decode =
+        |text: &str| percent_decode_str(text).decode_utf8().ok().map(std::borrow::Cow::into_owned);
     parameters.iter().map(|(_, value)| decode(value)).collect()
 }
 
@@ -315,7 +326,8 @@ mod tests {
 
     fn names() -> Handler<()> {
         handler(async |(), call: Call, routed: Routed| {
-            let names = routed.parameters.map_or_else(|| "none".to_owned(), |names| names.join(" "));
+            let names =
+                routed.parameters.map_or_else(|| "none".to_owned(), |names| names.join(" "));
             call.finish(Response::new(names.into()), None)
         })
     }
@@ -324,9 +336,17 @@ mod tests {
         let policy = Manager { service: service.clone(), timing: ResponseTiming::default() };
         Builder::default()
             .route("/live", Route::Live, Methods::get(names()))
-            .route("/models/{model}/{version}", Route::ModelConfig, Methods::get(names()).and_post(names()))
+            .route(
+                "/models/{model}/{version}",
+                Route::ModelConfig,
+                Methods::get(names()).and_post(names()),
+            )
             .route("/repository/{*rest}", RouteOf::Path(last), Methods::post(names()))
-            .route("/v2/models/{model}/versions/{version}/infer", Route::Infer, Methods::post(names()))
+            .route(
+                "/v2/models/{model}/versions/{version}/infer",
+                Route::Infer,
+                Methods::post(names()),
+            )
             .build((), Arc::new(policy), FALLBACKS)
     }
 
@@ -378,16 +398,24 @@ mod tests {
         let service = EchoService::default();
         let mut server = HttpService::new(routes(&service), Duration::ZERO);
         let request = Request::builder().uri("/live").header("transfer-encoding", "gzip, chunked");
-        let response = server.call(request.body(Body::empty()).expect("a request")).await.expect("a response");
+        let response =
+            server.call(request.body(Body::empty()).expect("a request")).await.expect("a response");
         assert_eq!(response.status(), StatusCode::NOT_IMPLEMENTED);
-        assert_eq!(service.records(), [(Protocol::Http, Route::Unknown, 501, Some(Reason::Unsupported))]);
+        assert_eq!(
+            service.records(),
+            [(Protocol::Http, Route::Unknown, 501, Some(Reason::Unsupported))]
+        );
     }
 
     #[tokio::test]
     async fn the_head_of_a_response_is_that_of_its_get() {
-        let request = Request::builder().method("HEAD").uri("/live").body(Body::empty()).expect("a request");
+        let request =
+            Request::builder().method("HEAD").uri("/live").body(Body::empty()).expect("a request");
         let response = answer(&EchoService::default(), request).await;
-        assert_eq!(response.headers().get(CONTENT_LENGTH).map(HeaderValue::as_bytes), Some(&b"4"[..]));
+        assert_eq!(
+            response.headers().get(CONTENT_LENGTH).map(HeaderValue::as_bytes),
+            Some(&b"4"[..])
+        );
         assert_eq!(axum::body::to_bytes(response.into_body(), 100).await.expect("a body"), "");
     }
 
@@ -403,12 +431,16 @@ mod tests {
         ] {
             let request = Request::builder().method(method).uri(path);
             let request = if manager { request.header("manager", "") } else { request };
-            let request = format
-                .into_iter()
-                .fold(request, |request, value| request.header("Endpoint-Load-Metrics-Format", value));
-            let response = answer(&EchoService::default(), request.body(Body::empty()).expect("a request")).await;
-            let report =
-                response.headers().get("endpoint-load-metrics").map(|value| value.to_str().unwrap_or_default());
+            let request = format.into_iter().fold(request, |request, value| {
+                request.header("Endpoint-Load-Metrics-Format", value)
+            });
+            let response =
+                answer(&EchoService::default(), request.body(Body::empty()).expect("a request"))
+                    .await;
+            let report = response
+                .headers()
+                .get("endpoint-load-metrics")
+                .map(|value| value.to_str().unwrap_or_default());
             let is_text = report.is_some_and(|report| report.starts_with("TEXT "));
             assert_eq!(is_text, expected, "{path} {format:?} {manager}: {report:?}");
         }

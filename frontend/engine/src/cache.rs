@@ -1,8 +1,8 @@
-//! The response cache: stores the responses of models that enable it, in this process or in a Redis that several servers share,
-//! and can execute concurrent equal requests once.
+//! The response cache: stores the responses of models that enable it, in this process or in a Redis
+//! that several servers share, and can execute concurrent equal requests once.
 //!
-//! A cache error costs a miss and never fails a request. Every error is counted, and at most one per second is logged. No lock is
-//! held while tensors are hashed or copied.
+//! A cache error costs a miss and never fails a request. Every error is counted, and at most one
+//! per second is logged. No lock is held while tensors are hashed or copied.
 
 mod connection;
 mod flight;
@@ -56,7 +56,8 @@ pub(crate) enum Found {
     Miss(Miss),
 }
 
-/// A request that was not found. Dropping it without a response lets another waiting request execute instead.
+/// A request that was not found. Dropping it without a response lets another waiting request
+/// execute instead.
 pub(crate) struct Miss {
     key: Key,
     lookup_ns: u64,
@@ -69,7 +70,8 @@ impl Miss {
         self.lead.is_some()
     }
 
-    /// Passes the response to the requests that wait for it, without storing it. Returns the times of the look-up and of this.
+    /// Passes the response to the requests that wait for it, without storing it. Returns the times
+    /// of the look-up and of this.
     pub(crate) fn pass_on(self, response: &InferResponse) -> MissTimes {
         let started = clock::now();
         if let Some(lead) = self.lead.filter(FlightLeader::has_followers) {
@@ -80,16 +82,23 @@ impl Miss {
 }
 
 impl ResponseCache {
-    /// Creates an empty cache, or one that uses a Redis. Needs a Tokio runtime; Redis need not be reachable yet.
+    /// Creates an empty cache, or one that uses a Redis. Needs a Tokio runtime; Redis need not be
+    /// reachable yet.
     pub(crate) fn new(settings: &Settings, metrics: Arc<Cache>) -> Self {
         let report = Arc::new(Report { metrics, throttle: Mutex::default() });
         let store = match &settings.backend {
             Backend::Local(size) => Store::Local(Local::new(*size)),
             Backend::Redis(redis) => Store::Redis(Redis::start(redis.clone(), report.clone())),
         };
-        let how = if settings.single_flight { "; concurrent equal requests are executed once" } else { "" };
+        let how = if settings.single_flight {
+            "; concurrent equal requests are executed once"
+        } else {
+            ""
+        };
         match &settings.backend {
-            Backend::Local(size) => tracing::info!("response cache: up to {size} bytes in this process{how}"),
+            Backend::Local(size) => {
+                tracing::info!("response cache: up to {size} bytes in this process{how}")
+            }
             Backend::Redis(redis) => tracing::info!("response cache: {redis:?}{how}"),
         }
         Self { store, flights: settings.single_flight.then(Flights::default), report }
@@ -99,7 +108,9 @@ impl ResponseCache {
     pub(crate) fn observe(&self) {
         let Store::Local(local) = &self.store else { return };
         let usage = local.usage();
-        self.report.metrics.set_gauges(Builtin::CacheEntries, &[(Vec::new(), usage.entries as f64)]);
+        self.report
+            .metrics
+            .set_gauges(Builtin::CacheEntries, &[(Vec::new(), usage.entries as f64)]);
         self.report.metrics.set_gauges(Builtin::CacheBytes, &[(Vec::new(), usage.bytes as f64)]);
         self.report.metrics.count(Builtin::CacheEvictions, &[], usage.evicted as f64);
     }
@@ -112,15 +123,20 @@ pub(crate) struct ModelCache {
 }
 
 impl ModelCache {
-    /// `identity` includes the files of the version and of the members of an ensemble, so that responses of other files under the
-    /// same name are never returned.
+    /// `identity` includes the files of the version and of the members of an ensemble, so that
+    /// responses of other files under the same name are never returned.
     pub(crate) fn new(shared: Arc<ResponseCache>, identity: Identity) -> Self {
         Self { shared, identity }
     }
 
-    /// Looks up the response to a checked request. With single flight, waits for the response of an equal request that is being
-    /// executed. Dropping the future cancels the lookup.
-    pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
+    /// Looks up the response to a checked request. With single flight, waits for the response of an
+    /// equal request that is being executed. Dropping the future cancels the lookup.
+    pub(crate) async fn look_up(
+        &self,
+        config: &ModelConfig,
+        request: &InferRequest,
+        batch_size: u64,
+    ) -> Found {
         let started = clock::now();
         let key = self.identity.key(request);
         let hit = |entry| Found::Hit(entry, LookUpTimes { started, ended: clock::now() });
@@ -132,12 +148,18 @@ impl ModelCache {
         }
         let stored = async {
             match &cache.store {
-                // Another request may have stored it between the first lookup and joining the flight.
+                // Another request may have stored it between the first lookup and joining the
+                // flight.
                 Store::Local(local) => cache.flights.as_ref().and_then(|_| local.get(&key)),
                 Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
-                    let checked = Entry::decode(&bytes, &key)
-                        .and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                    checked.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
+                    let checked = Entry::decode(&bytes, &key).and_then(|entry| {
+                        entry.check(config, request, batch_size).map(|()| Arc::new(entry))
+                    });
+                    checked
+                        .inspect_err(|invalid| {
+                            cache.report.record(CacheError::Entry, &invalid.to_string())
+                        })
+                        .ok()
                 }),
             }
         };
@@ -154,8 +176,8 @@ impl ModelCache {
         }
     }
 
-    /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
-    /// times of the look-up and of this insertion.
+    /// Stores copies of the response to a request that was not found, and passes it to the requests
+    /// that wait for it. Returns the times of the look-up and of this insertion.
     pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> MissTimes {
         let started = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
@@ -172,7 +194,10 @@ impl ModelCache {
                     }
                 }
                 if !fits {
-                    let text = format!("a response of {} bytes is larger than the cache", Entry::size_of(response));
+                    let text = format!(
+                        "a response of {} bytes is larger than the cache",
+                        Entry::size_of(response)
+                    );
                     cache.report.record(CacheError::TooLarge, &text);
                 }
             }
@@ -230,8 +255,11 @@ impl Report {
         self.metrics.count(Builtin::CacheErrors, &[error.as_str()], 1.0);
         let held = self.throttle.lock().admit(clock::now());
         if let Some(held) = held {
-            let more =
-                if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };
+            let more = if held > 0 {
+                format!(" (and {held} more errors since the last message)")
+            } else {
+                String::new()
+            };
             tracing::warn!("response cache: {text}{more}");
         }
     }

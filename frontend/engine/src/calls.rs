@@ -1,8 +1,10 @@
-//! Calls that models make to the server while they run: requests to other models, and loading, unloading and readiness of models.
+//! Calls that models make to the server while they run: requests to other models, and loading,
+//! unloading and readiness of models.
 //!
-//! A call is an ordinary request to the other model. It is counted and scheduled there, and traced as a step of the calling
-//! request. The response is copied once, into the memory of the calling worker. Responses before the last one wait while the
-//! caller has [`CREDITS`] responses that it has not read yet.
+//! A call is an ordinary request to the other model. It is counted and scheduled there, and traced
+//! as a step of the calling request. The response is copied once, into the memory of the calling
+//! worker. Responses before the last one wait while the caller has [`CREDITS`] responses that it
+//! has not read yet.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -34,11 +36,21 @@ pub(crate) trait Models: Send + Sync {
     /// Starts a request to one of them.
     ///
     /// # Errors
-    /// The model cannot infer now, the request does not fit it, or it is decoupled and `may_be_many` is false.
-    fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn CallResponses>, InferError>;
+    /// The model cannot infer now, the request does not fit it, or it is decoupled and
+    /// `may_be_many` is false.
+    fn infer(
+        self: Arc<Self>,
+        request: InferRequest,
+        may_be_many: bool,
+    ) -> Result<Box<dyn CallResponses>, InferError>;
 
     /// Loads or unloads a model for a worker, or returns whether it is ready.
-    fn manage(self: Arc<Self>, caller: Arc<Caller>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
+    fn manage(
+        self: Arc<Self>,
+        caller: Arc<Caller>,
+        model: String,
+        verb: Verb,
+    ) -> BoxFuture<Result<bool, InferError>>;
 }
 
 /// The model whose worker calls.
@@ -61,7 +73,8 @@ impl Caller {
 
 /// The responses to a request. Dropping it before the last response cancels the request.
 pub(crate) trait CallResponses: Send {
-    /// Returns the next response, or `None` after the last. Polling again means that the caller has taken the previous one.
+    /// Returns the next response, or `None` after the last. Polling again means that the caller has
+    /// taken the previous one.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
 }
 
@@ -87,9 +100,23 @@ struct CallInProgress {
 }
 
 impl Calls {
-    /// Creates the call table of the worker at the other end of `link`, which runs an instance of `driver`.
-    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>, caller: Arc<Caller>) -> Self {
-        Self { context: Arc::new(CallContext { link, driver, models, caller, under_way: Mutex::default() }) }
+    /// Creates the call table of the worker at the other end of `link`, which runs an instance of
+    /// `driver`.
+    pub(crate) fn new(
+        link: SharedLink,
+        driver: Arc<Driver>,
+        models: Weak<dyn Models>,
+        caller: Arc<Caller>,
+    ) -> Self {
+        Self {
+            context: Arc::new(CallContext {
+                link,
+                driver,
+                models,
+                caller,
+                under_way: Mutex::default(),
+            }),
+        }
     }
 
     /// Starts a request to another model.
@@ -122,15 +149,27 @@ impl Calls {
                 None => Err(InferError::cancelled()),
             };
             match outcome {
-                Ok(ready) => context.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
+                Ok(ready) => context.answer(Answer {
+                    call,
+                    ready,
+                    last: true,
+                    empty: true,
+                    ..Answer::default()
+                }),
                 Err(error) => context.fail(call, error),
             }
             context.lock().remove(&call);
         });
     }
 
-    fn begin(&self, call: u64, credit: Arc<Semaphore>, work: impl Future<Output = ()> + Send + 'static) {
-        let known = self.context.lock().insert(call, CallInProgress { task: None, credit, taken: 0 });
+    fn begin(
+        &self,
+        call: u64,
+        credit: Arc<Semaphore>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let known =
+            self.context.lock().insert(call, CallInProgress { task: None, credit, taken: 0 });
         if let Some(task) = known.and_then(|known| known.task) {
             task.abort();
         }
@@ -150,7 +189,8 @@ impl Calls {
         }
     }
 
-    /// Cancels a call that the caller has cancelled or dropped. A caller that still reads gets an error as the last response.
+    /// Cancels a call that the caller has cancelled or dropped. A caller that still reads gets an
+    /// error as the last response.
     pub(crate) fn abandon(&self, call: u64) {
         let under_way = self.context.lock().remove(&call);
         if let Some(CallInProgress { task: Some(task), .. }) = under_way {
@@ -171,19 +211,22 @@ impl Drop for Calls {
 }
 
 impl CallContext {
-    /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid,
-    /// unless its inputs overlap: a worker that follows the protocol never sends that.
+    /// Builds the request of a call. Releases all memory that the call names, even if the request
+    /// is invalid, unless its inputs overlap: a worker that follows the protocol never sends that.
     fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
         let link = &self.link;
         let own = call.inputs.iter().filter(|input| input.loan.is_none());
         if overlap(own.map(|input| (input.offset, input.len))) {
             return Err(InferError::internal("the inputs of a call overlap"));
         }
-        let data: Vec<Option<Bytes>> = call.inputs.iter().map(|input| bytes_of(link, input)).collect();
+        let data: Vec<Option<Bytes>> =
+            call.inputs.iter().map(|input| bytes_of(link, input)).collect();
         let mut inputs = Vec::new();
         for (input, data) in call.inputs.iter().zip(data) {
             let CallInput { name, datatype, shape, .. } = input;
-            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is not in shared memory")))?;
+            let data = data.ok_or_else(|| {
+                InferError::internal(format!("input '{name}' is not in shared memory"))
+            })?;
             let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
             inputs.push(InferInput { name: name.clone(), tensor });
         }
@@ -205,7 +248,9 @@ impl CallContext {
             sequence_end: call.request.end,
             ..InferRequest::default()
         };
-        if let Some(parent) = call.request.parent.and_then(|(batch, position)| self.driver.part_at(batch, position)) {
+        if let Some(parent) =
+            call.request.parent.and_then(|(batch, position)| self.driver.part_at(batch, position))
+        {
             request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;
             request.leaves_at = parent.request.leaves_at;
@@ -243,11 +288,22 @@ impl CallContext {
         let lent = answer.and_then(|response| {
             let InferResponse { model_version, parameters, outputs, .. } = response;
             let (loan, outputs) = self.link.lend_tensors(outputs)?;
-            Ok(Answer { call, version: model_version, outputs, loan, parameters, empty, last, ..Answer::default() })
+            Ok(Answer {
+                call,
+                version: model_version,
+                outputs,
+                loan,
+                parameters,
+                empty,
+                last,
+                ..Answer::default()
+            })
         });
         match lent {
             Ok(answer) => self.answer(answer),
-            Err(error) => self.answer(Answer { call, error: Some(error.into()), last, ..Answer::default() }),
+            Err(error) => {
+                self.answer(Answer { call, error: Some(error.into()), last, ..Answer::default() })
+            }
         }
     }
 
@@ -286,8 +342,9 @@ pub(crate) fn not_ready(model: &str) -> String {
 /// The text of a decoupled model that was called without `decoupled=True`; Triton's text.
 pub(crate) fn decoupled(model: &str) -> String {
     format!(
-        "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled \
-         transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+        "Model {model} is using the decoupled. The current BLS request call doesn't support \
+         models using the decoupled transaction policy. Please use 'decoupled=True' argument to \
+         the 'exec' or 'async_exec' calls for decoupled models.'"
     )
 }
 

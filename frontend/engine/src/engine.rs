@@ -1,4 +1,5 @@
-//! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
+//! The server: implements `pharos::service` with the model repository and worker processes,
+//! independent of any protocol.
 
 mod load_report;
 mod responses;
@@ -61,7 +62,8 @@ enum Phase {
     Loading,
     /// Answers requests.
     Serving,
-    /// Answers requests, but reports itself as not ready so that load balancers stop sending requests.
+    /// Answers requests, but reports itself as not ready so that load balancers stop sending
+    /// requests.
     Leaving,
     /// Refuses requests.
     Exiting,
@@ -130,7 +132,11 @@ impl Engine {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
+    pub fn new(
+        settings: Settings,
+        metrics: Definition,
+        labels: cache::Settings,
+    ) -> std::io::Result<Self> {
         let of_workers = WorkerMetrics::of(&metrics.catalog).encode();
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
@@ -167,19 +173,26 @@ impl Engine {
         Ok(failures)
     }
 
-    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by token. `has_certificates` is
-    /// whether a listener requires client certificates. Only the first call has an effect.
+    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by
+    /// token. `has_certificates` is whether a listener requires client certificates. Only the first
+    /// call has an effect.
     ///
     /// # Errors
     /// The definition needs tokens or certificates that are not configured.
-    pub fn name_tenants_by(&self, tokens: Option<&Arc<RwLock<Keyring>>>, has_certificates: bool) -> Result<(), String> {
+    pub fn name_tenants_by(
+        &self,
+        tokens: Option<&Arc<RwLock<Keyring>>>,
+        has_certificates: bool,
+    ) -> Result<(), String> {
         match (self.inner.cache.tenant_source(), tokens) {
-            (Some(TenantSource::Token), None) => Err("metrics: `tenants` assigns requests by token, which needs \
-                 --inference-token-file or --management-token-file"
-                .to_owned()),
+            (Some(TenantSource::Token), None) => {
+                Err("metrics: `tenants` assigns requests by token, which needs \
+                     --inference-token-file or --management-token-file"
+                    .to_owned())
+            }
             (Some(TenantSource::Certificate), _) if !has_certificates => {
-                Err("metrics: `tenants` assigns requests by client certificate, which needs --http-use-ssl-mutual or \
-                     --grpc-use-ssl-mutual"
+                Err("metrics: `tenants` assigns requests by client certificate, which needs \
+                     --http-use-ssl-mutual or --grpc-use-ssl-mutual"
                     .to_owned())
             }
             (_, tokens) => {
@@ -198,12 +211,15 @@ impl Engine {
         self.inner.cache.tenant(tokens.tenant(token).as_bytes())
     }
 
-    /// Reads the metrics definition again for the frontend and all workers, and returns the changes.
+    /// Reads the metrics definition again for the frontend and all workers, and returns the
+    /// changes.
     ///
     /// # Errors
     /// The definition cannot be read or is invalid; nothing has changed then.
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
-        let read = source.read().and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
+        let read = source
+            .read()
+            .and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
         let succeeded = read.is_ok();
         let result = read.map(|Definition { catalog, .. }| {
             let of_workers = WorkerMetrics::of(&catalog).encode();
@@ -215,12 +231,15 @@ impl Engine {
         result
     }
 
-    /// Starts measuring the machine and the workers until the returned value is dropped. Returns `None` if nothing is to be
-    /// measured.
+    /// Starts measuring the machine and the workers until the returned value is dropped. Returns
+    /// `None` if nothing is to be measured.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
+    pub fn watch_system(
+        &self,
+        settings: system::Settings,
+    ) -> std::io::Result<Option<system::Polling>> {
         let models = self.inner.loader.models().clone();
         let latest = self.inner.latest.clone();
         system::Polling::start(settings, self.inner.cache.clone(), latest, move || models.workers())
@@ -245,8 +264,8 @@ impl Engine {
         self.inner.phase.advance(Phase::Exiting);
     }
 
-    /// Refuses new work, lets accepted requests and running sequences finish for at most `limit`, and ends all workers. Returns
-    /// what was left unfinished.
+    /// Refuses new work, lets accepted requests and running sequences finish for at most `limit`,
+    /// and ends all workers. Returns what was left unfinished.
     pub async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.refuse();
         self.inner.loader.shut_down(limit).await
@@ -274,13 +293,20 @@ impl Engine {
     }
 
     /// Loads the model of a refused request if the model is loaded on demand, and returns it.
-    async fn load_for(&self, request: &InferRequest, mut refusal: Refusal) -> Result<Arc<Serving>, InferError> {
+    async fn load_for(
+        &self,
+        request: &InferRequest,
+        mut refusal: Refusal,
+    ) -> Result<Arc<Serving>, InferError> {
         for _ in 0..LOADS_OF_A_REQUEST {
             // The model may be unloaded between its load and this request.
             let demanded = match self.check_open() {
                 Ok(()) => {
                     let limit = loader::wait_limit(request);
-                    self.inner.loader.demand(&request.model_name, &request.model_version, limit).await
+                    self.inner
+                        .loader
+                        .demand(&request.model_name, &request.model_version, limit)
+                        .await
                 }
                 Err(_) => Ok(None),
             };
@@ -314,7 +340,9 @@ impl Engine {
     fn observe(&self) {
         self.inner.loader.models().observe();
         self.inner.shared_memory.observe(&self.inner.cache);
-        log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.inner.cache, file, lost));
+        log::take_lost()
+            .into_iter()
+            .for_each(|(file, lost)| record::log_lines_lost(&self.inner.cache, file, lost));
     }
 
     fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
@@ -326,12 +354,19 @@ impl Engine {
     fn config(&self, name: &str, version: &str) -> Result<Arc<ModelConfig>, InferError> {
         match self.serving(name, version) {
             Ok(serving) => Ok(serving.config.clone()),
-            Err(error) => self.unloaded_config(name, version).map(|(config, ..)| config).ok_or(error),
+            Err(error) => {
+                self.unloaded_config(name, version).map(|(config, ..)| config).ok_or(error)
+            }
         }
     }
 
-    /// Returns what is known about a model that is loaded on demand and is not loaded; see [`Snapshot::unloaded_config`].
-    fn unloaded_config(&self, name: &str, version: &str) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
+    /// Returns what is known about a model that is loaded on demand and is not loaded; see
+    /// [`Snapshot::unloaded_config`].
+    fn unloaded_config(
+        &self,
+        name: &str,
+        version: &str,
+    ) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
         self.check_open().ok()?;
         let (name, version) = self.in_repository(name, version).ok()?;
         self.inner.loader.models().snapshot().unloaded_config(&name, version)
@@ -343,8 +378,13 @@ impl Engine {
         self.inner.loader.models().serving(&name, version)
     }
 
-    /// Translates a client's model name and version to the repository's name and version. A model behind an alias has one version.
-    fn in_repository<'n>(&self, name: &'n str, version: &'n str) -> Result<(Cow<'n, str>, &'n str), InferError> {
+    /// Translates a client's model name and version to the repository's name and version. A model
+    /// behind an alias has one version.
+    fn in_repository<'n>(
+        &self,
+        name: &'n str,
+        version: &'n str,
+    ) -> Result<(Cow<'n, str>, &'n str), InferError> {
         Ok(match self.resolve(name, version)? {
             Some(resolved) => (resolved.model.into(), ""),
             None => (name.into(), version),
@@ -373,16 +413,19 @@ impl Engine {
     }
 }
 
-/// Returns whether a request may continue a running sequence. The model's scheduler decides whether it does.
+/// Returns whether a request may continue a running sequence. The model's scheduler decides whether
+/// it does.
 fn continues(request: &InferRequest, serving: &Serving) -> bool {
-    let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
+    let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_))
+        || serving.ensemble().is_some();
     sequences && !request.correlation_id.is_none() && !request.sequence_start
 }
 
 /// How often a request may load its model.
 const LOADS_OF_A_REQUEST: usize = 3;
 
-/// The limit of the bytes of a request's id and parameters, which are sent to the worker in one frame for the whole batch.
+/// The limit of the bytes of a request's id and parameters, which are sent to the worker in one
+/// frame for the whole batch.
 const MAX_TEXT: usize = 1 << 20;
 
 /// Refuses a request whose id and parameters are too long.
@@ -400,7 +443,9 @@ fn check_text(request: &InferRequest) -> Result<(), InferError> {
     if total <= MAX_TEXT {
         return Ok(());
     }
-    let text = format!("the request's id and parameters have {total} bytes; at most {MAX_TEXT} are allowed");
+    let text = format!(
+        "the request's id and parameters have {total} bytes; at most {MAX_TEXT} are allowed"
+    );
     Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
 }
 
@@ -416,7 +461,9 @@ impl Engine {
     fn check_traceable(&self, model: &str) -> Result<(), InferError> {
         self.check_open()?;
         let models = self.inner.loader.models();
-        if model.is_empty() || models.serving(model, "").is_ok_and(|serving| models.is_ready(&serving)) {
+        if model.is_empty()
+            || models.serving(model, "").is_ok_and(|serving| models.is_ready(&serving))
+        {
             return Ok(());
         }
         // Triton's spelling, which clients match; other texts differ.

@@ -1,9 +1,11 @@
-//! Executes ensembles as `pharos::ensemble` decides. A step is an ordinary request of its model, with that model's statistics,
-//! queue, batches and cache. Must not depend on how models are found or loaded: see [`Members`].
+//! Executes ensembles as `pharos::ensemble` decides. A step is an ordinary request of its model,
+//! with that model's statistics, queue, batches and cache. Must not depend on how models are found
+//! or loaded: see [`Members`].
 //!
-//! Everything runs in the client's task, except for a request of an ensemble for whose response others wait. Concurrent steps are
-//! concurrent futures, so dropping the request, or an error of one step, drops and thereby cancels the others. A tensor between two
-//! steps stays in the arena of the first step's worker until it is copied, once, into the arena of the next worker.
+//! Everything runs in the client's task, except for a request of an ensemble for whose response
+//! others wait. Concurrent steps are concurrent futures, so dropping the request, or an error of
+//! one step, drops and thereby cancels the others. A tensor between two steps stays in the arena of
+//! the first step's worker until it is copied, once, into the arena of the next worker.
 
 mod request;
 mod responses;
@@ -54,8 +56,9 @@ pub(crate) trait Member: Send + Sync + 'static {
     fn accept(&self) -> Result<(), InferError>;
 }
 
-/// Finds the members of ensembles and executes the requests of steps. A type parameter of this module breaks the cycle between
-/// the inference verb, which executes ensembles, and the steps, which call it.
+/// Finds the members of ensembles and executes the requests of steps. A type parameter of this
+/// module breaks the cycle between the inference verb, which executes ensembles, and the steps,
+/// which call it.
 pub(crate) trait Members: Send + Sync + Sized + 'static {
     type Member: Member;
     type Responses: ResponseSource + Send;
@@ -69,14 +72,16 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     /// The member is unknown or not ready.
     fn member(&self, step: &Step) -> Result<Arc<Self::Member>, InferError>;
 
-    /// Returns a replaced version of a step's model that began the sequence with this id and still runs it.
+    /// Returns a replaced version of a step's model that began the sequence with this id and still
+    /// runs it.
     fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Self::Member>>;
 
-    /// Ends the sequence with this id in the replaced versions of a step's model, because another one begins.
+    /// Ends the sequence with this id in the replaced versions of a step's model, because another
+    /// one begins.
     fn begin_sequence(&self, step: &Step, id: &CorrelationId);
 
-    /// Returns whether an ensemble, or an ensemble among its members, was loaded with members that have been replaced since, or that
-    /// execute other files now.
+    /// Returns whether an ensemble, or an ensemble among its members, was loaded with members that
+    /// have been replaced since, or that execute other files now.
     fn has_replaced_members(&self, version: &Self::Member) -> bool;
 
     /// Checks and executes a step's request.
@@ -103,7 +108,8 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
 /// A request whose steps have run, and the response.
 type Ran<M> = Result<(EnsembleRequest<M>, InferResponse), InferError>;
 
-/// As [`Ran`], with the times of the response cache that did not have the response. They are recorded for clients that still wait.
+/// As [`Ran`], with the times of the response cache that did not have the response. They are
+/// recorded for clients that still wait.
 type Missed<M> = Result<(EnsembleRequest<M>, InferResponse, Option<MissTimes>), InferError>;
 
 /// An ensemble to execute, and the source of its members.
@@ -125,14 +131,26 @@ pub(crate) struct Ensemble {
 }
 
 impl Ensemble {
-    /// Creates the ensemble of a plan, with the limit of concurrent requests of each step in its configuration.
-    pub(crate) fn new(plan: Plan, stages: Stages, config: &ModelConfig, cache: Option<ModelCache>) -> Self {
+    /// Creates the ensemble of a plan, with the limit of concurrent requests of each step in its
+    /// configuration.
+    pub(crate) fn new(
+        plan: Plan,
+        stages: Stages,
+        config: &ModelConfig,
+        cache: Option<ModelCache>,
+    ) -> Self {
         let limit = match &config.scheduling {
             Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
             _ => 0,
         };
         let slots = Slots::new(plan.steps().len(), limit);
-        Self { plan: Arc::new(plan), stages: Arc::new(stages), slots, cache, in_flight: Arc::default() }
+        Self {
+            plan: Arc::new(plan),
+            stages: Arc::new(stages),
+            slots,
+            cache,
+            in_flight: Arc::default(),
+        }
     }
 
     pub(crate) fn plan(&self) -> &Arc<Plan> {
@@ -151,7 +169,8 @@ impl Ensemble {
     }
 }
 
-/// A request of an ensemble. Dropping it unanswered means that the client has gone, which is counted.
+/// A request of an ensemble. Dropping it unanswered means that the client has gone, which is
+/// counted.
 struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
@@ -205,7 +224,8 @@ impl<V: Member> Drop for Unanswered<V> {
     }
 }
 
-/// Answers a checked request from the response cache or by running the steps. Dropping the future cancels the request.
+/// Answers a checked request from the response cache or by running the steps. Dropping the future
+/// cancels the request.
 ///
 /// # Errors
 /// The error of a step, prefixed with the ensemble's name.
@@ -227,14 +247,22 @@ pub(crate) fn infer<M: Members>(
             match cache.look_up(version.config(), &request, checked.batch_size).await {
                 Found::Hit(entry, times) => {
                     unanswered.answered = true;
-                    return Ok(answer_found(version.config(), version.series(), &request, &entry, times));
+                    return Ok(answer_found(
+                        version.config(),
+                        version.series(),
+                        &request,
+                        &entry,
+                        times,
+                    ));
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
             request.timeline.queue_start = clock::now();
         }
         let run = match miss {
-            None => run(&target, request).await.map(|(request, response)| (request, response, None)),
+            None => {
+                run(&target, request).await.map(|(request, response)| (request, response, None))
+            }
             Some(miss) if miss.leads() => in_task(run_and_store(&target, request, miss)).await,
             Some(miss) => run_and_store(&target, request, miss).await,
         };
@@ -253,7 +281,8 @@ pub(crate) fn infer<M: Members>(
     })
 }
 
-/// Runs the steps of a request that the response cache did not have, and stores the response, unless a member was replaced.
+/// Runs the steps of a request that the response cache did not have, and stores the response,
+/// unless a member was replaced.
 ///
 /// # Errors
 /// As [`run`].
@@ -265,12 +294,13 @@ fn run_and_store<M: Members>(
     let members = Arc::clone(target.members);
     let version = Arc::clone(target.version);
     async move {
-        let ensemble = version.ensemble().ok_or_else(|| InferError::internal("a model is not an ensemble"))?;
+        let ensemble =
+            version.ensemble().ok_or_else(|| InferError::internal("a model is not an ensemble"))?;
         let target = Target { members: &members, version: &version, ensemble };
         let (request, response) = run(&target, request).await?;
         let times = ensemble.cache.as_ref().map(|cache| {
-            // The key contains the members with which the ensemble was loaded. A replaced member serves before the ensemble is
-            // loaded again.
+            // The key contains the members with which the ensemble was loaded. A replaced member
+            // serves before the ensemble is loaded again.
             match members.has_replaced_members(&version) {
                 true => miss.pass_on(&response),
                 false => cache.store(miss, &response),
@@ -280,19 +310,25 @@ fn run_and_store<M: Members>(
     }
 }
 
-/// Runs a request for whose response others wait. They need not wait for this request's client: as a step of a decoupled ensemble,
-/// its future is polled only while that client reads. Dropping the returned future cancels the request.
-async fn in_task<M: Members>(request: impl Future<Output = Missed<M>> + Send + 'static) -> Missed<M> {
+/// Runs a request for whose response others wait. They need not wait for this request's client: as
+/// a step of a decoupled ensemble, its future is polled only while that client reads. Dropping the
+/// returned future cancels the request.
+async fn in_task<M: Members>(
+    request: impl Future<Output = Missed<M>> + Send + 'static,
+) -> Missed<M> {
     let mut task = JoinSet::new();
     task.spawn(request);
     let ended = task.join_next().await.and_then(Result::ok);
-    ended.unwrap_or_else(|| Err(InferError::internal("the request of an ensemble ended without a response")))
+    ended.unwrap_or_else(|| {
+        Err(InferError::internal("the request of an ensemble ended without a response"))
+    })
 }
 
 /// Runs the steps that the requested outputs need. The caller records the success.
 ///
 /// # Errors
-/// A member is not available, or a step failed: the first error, after which the other steps are cancelled.
+/// A member is not available, or a step failed: the first error, after which the other steps are
+/// cancelled.
 async fn run<M: Members>(target: &Target<'_, M>, request: InferRequest) -> Ran<M> {
     let mut running = EnsembleRequest::begin(target, request)?;
     let made = poll_fn(|cx| running.poll_next(cx)).await;
@@ -309,13 +345,18 @@ async fn run<M: Members>(target: &Target<'_, M>, request: InferRequest) -> Ran<M
 /// Returns the timestamps of a request that has just succeeded.
 fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
     let request = &running.request;
-    let timeline = Timeline { compute: running.stamps(), request_end: clock::now(), ..request.timeline };
+    let timeline =
+        Timeline { compute: running.stamps(), request_end: clock::now(), ..request.timeline };
     request_trace::ended(request, timeline.request_end);
     timeline
 }
 
 /// Records a successful request.
-fn record_success<M: Members>(running: &EnsembleRequest<M>, checked: &Checked, timeline: &Timeline) {
+fn record_success<M: Members>(
+    running: &EnsembleRequest<M>,
+    checked: &Checked,
+    timeline: &Timeline,
+) {
     let EnsembleRequest { version, request, .. } = running;
     let _transaction = version.series().begin();
     let now_ms = clock::wall_ms();

@@ -5,10 +5,16 @@ use std::path::Path;
 
 use crate::launch::unpack::{Limits, unpack};
 
-/// Unpacks the archive of an environment into a new directory, at most `bytes` bytes and `files` files.
+/// Unpacks the archive of an environment into a new directory, at most `bytes` bytes and `files`
+/// files.
 ///
 /// # Errors
 /// The archive is refused.
-pub fn unpack_environment(archive: &Path, target: &Path, bytes: u64, files: u64) -> std::io::Result<()> {
+pub fn unpack_environment(
+    archive: &Path,
+    target: &Path,
+    bytes: u64,
+    files: u64,
+) -> std::io::Result<()> {
     unpack(&File::open(archive)?, target, &Limits { bytes, files })
 }

@@ -1,4 +1,5 @@
-//! Serves requests with worker processes: implements the traits of `pharos::service`, independent of any protocol.
+//! Serves requests with worker processes: implements the traits of `pharos::service`, independent
+//! of any protocol.
 
 pub mod cache;
 mod calls;

@@ -1,5 +1,5 @@
-//! Loads and unloads models: at the start, by request, and when the repositories change. Reads model files through the store,
-//! starts instances, and changes the model table.
+//! Loads and unloads models: at the start, by request, and when the repositories change. Reads
+//! model files through the store, starts instances, and changes the model table.
 //!
 //! A model that fails to load does not affect others; it is listed with its reason.
 
@@ -158,7 +158,8 @@ pub struct Settings {
     pub response_cache: Option<cache::Settings>,
 }
 
-/// The longest times in microseconds that workers look for their next frame before they sleep; 0 to sleep at once.
+/// The longest times in microseconds that workers look for their next frame before they sleep; 0 to
+/// sleep at once.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerSpin {
     /// The spin limit without a CPU quota.
@@ -172,7 +173,8 @@ pub struct WorkerSpin {
 pub struct Threads {
     /// The event loops that read the replies of workers.
     pub event_loops: EventLoops,
-    /// Runs the loads and unloads that requests ask for; the runtime in which the loader is created if `None`.
+    /// Runs the loads and unloads that requests ask for; the runtime in which the loader is
+    /// created if `None`.
     pub loading: Option<Handle>,
 }
 
@@ -188,7 +190,8 @@ struct LoadRequest {
     by_itself: bool,
     /// Whether a client has sent the overrides; otherwise they come from an earlier load.
     overriding: bool,
-    /// Whether it is loaded by itself only because a request is loading it already: it may be unloaded when it has no use.
+    /// Whether it is loaded by itself only because a request is loading it already: it may be
+    /// unloaded when it has no use.
     after_request: bool,
     /// Whether to reload it even if it has not changed.
     reload: bool,
@@ -206,8 +209,8 @@ impl LoadRequest {
 /// Loads and unloads the models of this server.
 pub(crate) struct Loader {
     settings: Settings,
-    /// Runs the loads and unloads that requests ask for, and the supervision of what they have loaded: the event loop of a
-    /// request would answer no other requests meanwhile.
+    /// Runs the loads and unloads that requests ask for, and the supervision of what they have
+    /// loaded: the event loop of a request would answer no other requests meanwhile.
     runtime: Handle,
     models: Arc<ModelTable>,
     /// What workers know of `metrics.yaml`, watched by every instance.
@@ -244,16 +247,22 @@ impl Loader {
         for (memory, limit) in settings.on_demand.memory_limits.iter() {
             let limit = limit >> 20;
             match memory {
-                Memory::Main => tracing::info!("memory of models: at most {limit} MiB (--model-memory-limit)"),
+                Memory::Main => {
+                    tracing::info!("memory of models: at most {limit} MiB (--model-memory-limit)")
+                }
                 Memory::Gpu(number) => {
-                    tracing::info!("memory of models on GPU {number}: at most {limit} MiB (--model-gpu-memory-limit)");
+                    tracing::info!(
+                        "memory of models on GPU {number}: at most {limit} MiB \
+                         (--model-gpu-memory-limit)"
+                    );
                 }
             }
         }
         let response_cache = settings.response_cache.as_ref();
         let shared = SharedResources {
             limits: settings.rate_limits.clone().map(Limits::new),
-            response_cache: response_cache.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone()))),
+            response_cache: response_cache
+                .map(|settings| Arc::new(ResponseCache::new(settings, cache.clone()))),
             pinned: PinnedPool::new(settings.pinned_pool),
             memory: MemoryUse::new(settings.on_demand.memory_limits.clone()),
             gpu_uuids: settings.devices.uuids(),
@@ -293,8 +302,9 @@ impl Loader {
         &self.settings.devices
     }
 
-    /// Loads the initial models, returns when each is ready or has failed, and starts polling in poll mode. Returns every model
-    /// that should be ready and is not, and every store that cannot be reached, with the reason.
+    /// Loads the initial models, returns when each is ready or has failed, and starts polling in
+    /// poll mode. Returns every model that should be ready and is not, and every store that cannot
+    /// be reached, with the reason.
     ///
     /// # Errors
     /// A directory cannot be read. Failed models are not errors.
@@ -306,7 +316,8 @@ impl Loader {
         };
         let all = self.list_blocking().await?;
         // Without a model to load at the start, models may be added later.
-        let by_request = self.settings.mode == Mode::Explicit && self.settings.at_start == AtStart::Named(Vec::new());
+        let by_request = self.settings.mode == Mode::Explicit
+            && self.settings.at_start == AtStart::Named(Vec::new());
         let stores = self.stores.clone();
         let warns = all.is_empty() && !by_request;
         blocking::run(move || stores.announce(warns)).await.map_err(io::Error::other)?;
@@ -328,9 +339,14 @@ impl Loader {
             }
         });
         // A model that is named in the command line is loaded, whatever its configuration says.
-        let named = matches!(self.settings.at_start, AtStart::Named(_)) || self.settings.mode == Mode::OnDemand;
-        let loads = names.iter().map(|name| LoadRequest { by_itself: !named, ..LoadRequest::new(name, None) });
-        let found = others.iter().map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) });
+        let named = matches!(self.settings.at_start, AtStart::Named(_))
+            || self.settings.mode == Mode::OnDemand;
+        let loads = names
+            .iter()
+            .map(|name| LoadRequest { by_itself: !named, ..LoadRequest::new(name, None) });
+        let found = others
+            .iter()
+            .map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) });
         let loaded = self.load_all_of(loads.chain(found).collect()).await;
         let mut poll = Poll::new(polled);
         poll.record(clock::now(), &loaded);
@@ -353,11 +369,12 @@ impl Loader {
         self.metrics.send_replace(metrics);
     }
 
-    /// Stops polling, cancels loads and requests to remote stores, drains all models with [`ModelTable::drain`], and removes
-    /// temporary files. New requests are refused already.
+    /// Stops polling, cancels loads and requests to remote stores, drains all models with
+    /// [`ModelTable::drain`], and removes temporary files. New requests are refused already.
     pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.exiting.send_replace(true);
-        // A request that was accepted before that is queued, or answered, when its event loop goes on.
+        // A request that was accepted before that is queued, or answered, when its event loop goes
+        // on.
         let _ = clock::timeout(QUEUED, self.settings.threads.event_loops.go_on()).await;
         let unfinished = self.models.drain(limit).await;
         // The workers of cancelled loads would report that their files are missing.
@@ -376,7 +393,8 @@ impl Loader {
         &self.models.shared.metrics
     }
 
-    /// Returns the repository index: every model that is known or in a repository now. Reads directories.
+    /// Returns the repository index: every model that is known or in a repository now. Reads
+    /// directories.
     pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
         let snapshot = self.models.snapshot();
         let mut states = snapshot.states.clone();
@@ -388,14 +406,20 @@ impl Loader {
                     .filter(|name| !found.contains_key(*name))
                     .for_each(|name| states.remove(name));
                 found.keys().for_each(|name| states.add(name));
-                found.iter().filter(|(_, times)| **times > 1).for_each(|(name, _)| states.mark_duplicate(name));
+                found
+                    .iter()
+                    .filter(|(_, times)| **times > 1)
+                    .for_each(|(name, _)| states.mark_duplicate(name));
             }
-            Err(error) => tracing::error!("cannot list the repositories; the index shows only known models: {error}"),
+            Err(error) => tracing::error!(
+                "cannot list the repositories; the index shows only known models: {error}"
+            ),
         }
         let mut index = states.index(ready_only);
         for entry in index.iter_mut().filter(|entry| entry.state == Some(State::Ready)) {
             let versions = snapshot.serving.get(&entry.name);
-            let serving = versions.zip(entry.version).and_then(|(versions, version)| versions.get(&version));
+            let serving =
+                versions.zip(entry.version).and_then(|(versions, version)| versions.get(&version));
             // A ready version keeps its state while its instances are restarted.
             if let Some(outage) = serving.and_then(|serving| self.models.outage(serving)) {
                 entry.reason = StateReason::Other(outage);
@@ -415,7 +439,8 @@ impl Loader {
         for entry in self.models.snapshot().states.index(false) {
             match (entry.state, &entry.reason) {
                 // Other models may have loaded and unloaded it.
-                (Some(State::Ready | State::Unloading), _) | (_, StateReason::Unloaded | StateReason::OnDemand) => {}
+                (Some(State::Ready | State::Unloading), _)
+                | (_, StateReason::Unloaded | StateReason::OnDemand) => {}
                 _ => failures.push((entry.name, entry.reason.to_string())),
             }
         }

@@ -1,9 +1,10 @@
 //! The frontend's view of the arenas that it shares with one worker.
 //!
-//! Contract: The frontend writes an input block between its allocation and the frame that names it. It does not change the block
-//! until the batch is done or the worker has returned what it keeps. A worker does not change an output block between the Done
-//! frame that names it and its release. A worker that breaks this can only change the bytes of its answers: offsets and
-//! lengths are checked here against lengths that the worker cannot change.
+//! Contract: The frontend writes an input block between its allocation and the frame that names it.
+//! It does not change the block until the batch is done or the worker has returned what it keeps. A
+//! worker does not change an output block between the Done frame that names it and its release. A
+//! worker that breaks this can only change the bytes of its answers: offsets and lengths are
+//! checked here against lengths that the worker cannot change.
 
 mod pinned;
 
@@ -23,8 +24,8 @@ pub(crate) use pinned::{PinnedPool, Share};
 /// The size of each arena in bytes. This is address space; only pages that are touched use memory.
 pub(crate) const CAPACITY: u64 = 8 << 30;
 
-/// The most bytes of outputs that are copied because readers are slow. The server allocates them, and a worker can name the same
-/// block again when it is copied.
+/// The most bytes of outputs that are copied because readers are slow. The server allocates them,
+/// and a worker can name the same block again when it is copied.
 const MOST_COPIED: u64 = CAPACITY / 4;
 
 /// The amount of unused input memory that is kept; more is returned to the system.
@@ -35,7 +36,8 @@ pub(crate) struct Inputs {
     memory: SharedMemory,
     // Held only for short operations on the allocator.
     arena: Mutex<Arena>,
-    /// Bytes at the start that the worker may have registered with its GPU driver; their pages must stay.
+    /// Bytes at the start that the worker may have registered with its GPU driver; their pages
+    /// must stay.
     pinned: AtomicU64,
 }
 
@@ -72,8 +74,8 @@ impl Inputs {
         rows.flatten().fold(0, |all, word| all | word.load(Ordering::Relaxed))
     }
 
-    /// Returns bytes of a lent block that a worker passes on as a result, which keep the lease alive. `None` if they are not
-    /// within one of its blocks.
+    /// Returns bytes of a lent block that a worker passes on as a result, which keep the lease
+    /// alive. `None` if they are not within one of its blocks.
     pub(crate) fn pass_on(lease: &Arc<Lease>, offset: u64, len: u64) -> Option<Bytes> {
         let end = offset.checked_add(len)?;
         let within = |block: &&Block| block.offset <= offset && end <= block.offset + block.len;
@@ -98,8 +100,9 @@ impl Inputs {
         }
     }
 
-    /// Never returns the first `pinned` bytes to the system, because the driver of a GPU copies from these pages. No block
-    /// crosses their end, because the driver refuses to copy partly registered memory.
+    /// Never returns the first `pinned` bytes to the system, because the driver of a GPU copies
+    /// from these pages. No block crosses their end, because the driver refuses to copy partly
+    /// registered memory.
     pub(crate) fn keep(&self, pinned: u64) {
         let mut arena = self.arena.lock();
         let before = self.pinned.swap(pinned, Ordering::Relaxed);
@@ -107,7 +110,9 @@ impl Inputs {
             arena.unfence(before);
         }
         if pinned > 0 && !arena.fence(pinned) {
-            tracing::error!("cannot pin the first {pinned} bytes of the input arena: they are in use");
+            tracing::error!(
+                "cannot pin the first {pinned} bytes of the input arena: they are in use"
+            );
         }
     }
 
@@ -117,7 +122,8 @@ impl Inputs {
         if let Some((offset, len)) = arena.idle_tail(KEEP.max(self.pinned.load(Ordering::Relaxed)))
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
-            // A failed hole only costs memory. Punched under the lock, so that the block cannot be allocated meanwhile.
+            // A failed hole only costs memory. Punched under the lock, so that the block cannot be
+            // allocated meanwhile.
             let _ = self.memory.punch_hole(offset, len);
         }
     }
@@ -151,8 +157,8 @@ struct PassedOnInput {
 
 impl AsRef<[u8]> for PassedOnInput {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: The lease keeps the frontend from writing its blocks. A worker that follows the protocol does not change what
-        // it passes on. The bounds were checked.
+        // SAFETY: The lease keeps the frontend from writing its blocks. A worker that follows the
+        // protocol does not change what it passes on. The bounds were checked.
         unsafe { self.lease.inputs.memory.slice(self.start, self.length) }.unwrap_or_default()
     }
 }
@@ -175,8 +181,9 @@ struct Released {
 }
 
 impl Outputs {
-    /// Takes a block that a Done frame names; it is released when the last clone or slice of the result is dropped. `None` if the
-    /// block is not within the arena, or if it must be copied and too much is copied already.
+    /// Takes a block that a Done frame names; it is released when the last clone or slice of the
+    /// result is dropped. `None` if the block is not within the arena, or if it must be copied and
+    /// too much is copied already.
     pub(crate) fn take(self: &Arc<Self>, offset: u64, len: u64) -> Option<Bytes> {
         let start = usize::try_from(offset).ok()?;
         let length = usize::try_from(len).ok()?;
@@ -191,7 +198,8 @@ impl Outputs {
         if held <= CAPACITY / 2 {
             return Some(block);
         }
-        // A slow reader must not stall the instance: if much is held, the block is copied and released now.
+        // A slow reader must not stall the instance: if much is held, the block is copied and
+        // released now.
         Some(Bytes::from_owner(CopiedOutput::new(self, &block)?))
     }
 
@@ -227,8 +235,8 @@ struct OutputBlock {
 
 impl AsRef<[u8]> for OutputBlock {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: The block is within the arena (checked when it was taken), and the worker does not change it until this owner
-        // is dropped (the contract of this module).
+        // SAFETY: The block is within the arena (checked when it was taken), and the worker does
+        // not change it until this owner is dropped (the contract of this module).
         unsafe { self.outputs.memory.slice(self.start, self.length) }.unwrap_or_default()
     }
 }
@@ -242,7 +250,8 @@ impl Drop for OutputBlock {
     }
 }
 
-/// A copied block of outputs, as the owner of a [`Bytes`]. Its bytes are counted until it is dropped.
+/// A copied block of outputs, as the owner of a [`Bytes`]. Its bytes are counted until it is
+/// dropped.
 struct CopiedOutput {
     outputs: Arc<Outputs>,
     data: Vec<u8>,
@@ -275,9 +284,11 @@ impl AsRef<[u8]> for CopiedOutput {
     }
 }
 
-/// Returns whether blocks overlap, each an offset and a length in bytes. Empty blocks have a place too.
+/// Returns whether blocks overlap, each an offset and a length in bytes. Empty blocks have a place
+/// too.
 pub(crate) fn overlap(blocks: impl Iterator<Item = (u64, u64)>) -> bool {
-    let mut spans: Vec<_> = blocks.map(|(offset, len)| (offset, offset.saturating_add(len.max(1)))).collect();
+    let mut spans: Vec<_> =
+        blocks.map(|(offset, len)| (offset, offset.saturating_add(len.max(1)))).collect();
     spans.sort_unstable();
     spans.windows(2).any(|pair| pair[0].1 > pair[1].0)
 }
@@ -288,7 +299,8 @@ pub(crate) struct Arenas {
     pub(crate) outputs: Arc<Outputs>,
 }
 
-/// Creates and maps both arenas. Returns them with the descriptors (inputs, outputs) for the worker.
+/// Creates and maps both arenas. Returns them with the descriptors (inputs, outputs) for the
+/// worker.
 ///
 /// # Errors
 /// The system has no descriptors, memory or address space left.
@@ -298,7 +310,9 @@ pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
     let length = usize::try_from(CAPACITY).map_err(io::Error::other)?;
     let mut arena = Arena::new(CAPACITY);
     // Never released: the flags are at offset 0.
-    arena.allocate(flags::BYTES).ok_or_else(|| io::Error::other("the arena has no room for flags"))?;
+    arena
+        .allocate(flags::BYTES)
+        .ok_or_else(|| io::Error::other("the arena has no room for flags"))?;
     let arenas = Arenas {
         inputs: Arc::new(Inputs {
             memory: SharedMemory::map(&inputs, length)?,
@@ -320,11 +334,13 @@ mod tests {
 
     use super::*;
 
-    /// Allocates and frees inputs, trims, and returns the number of bytes that the system still holds.
+    /// Allocates and frees inputs, trims, and returns the number of bytes that the system still
+    /// holds.
     fn left(pinned: u64) -> u64 {
         let (arenas, inputs, _outputs) = create().unwrap();
         arenas.inputs.keep(pinned);
-        let blocks: Vec<Block> = (0..64 << 8).map(|_| arenas.inputs.allocate(4096).unwrap()).collect();
+        let blocks: Vec<Block> =
+            (0..64 << 8).map(|_| arenas.inputs.allocate(4096).unwrap()).collect();
         assert!(blocks.iter().all(|block| arenas.inputs.write(block.offset, &[1; 4096])));
         arenas.inputs.release(&blocks);
         arenas.inputs.trim();
@@ -366,7 +382,8 @@ mod tests {
     fn no_block_crosses_the_end_of_pinned_memory() {
         let (arenas, ..) = create().unwrap();
         arenas.inputs.keep(1 << 20);
-        let taken = [700 << 10, 700 << 10, 200 << 10].map(|len| arenas.inputs.allocate(len).unwrap());
+        let taken =
+            [700 << 10, 700 << 10, 200 << 10].map(|len| arenas.inputs.allocate(len).unwrap());
         let pinned = taken.map(|block| block.offset + block.len <= 1 << 20);
         assert_eq!((pinned, taken[1].offset > 1 << 20), ([true, false, true], true));
         arenas.inputs.release(&taken);

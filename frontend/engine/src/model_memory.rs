@@ -72,8 +72,8 @@ impl MemoryUse {
         self.lock().get(&memory).copied().unwrap_or_default()
     }
 
-    /// Returns the bytes that are missing in each memory for `needed` more bytes; memories that have enough, or of which nothing is
-    /// needed, have no entry.
+    /// Returns the bytes that are missing in each memory for `needed` more bytes; memories that
+    /// have enough, or of which nothing is needed, have no entry.
     pub(crate) fn missing(&self, needed: &MemoryBytes) -> MemoryBytes {
         self.beyond(needed.iter().filter(|(_, bytes)| *bytes > 0), |totals| totals.used)
     }
@@ -83,17 +83,22 @@ impl MemoryUse {
         self.beyond(needed.iter().filter(|(_, bytes)| *bytes > 0), Totals::lasting)
     }
 
-    /// Returns the bytes that models use beyond the limit in each memory, without versions that are ending; other memories have no
-    /// entry.
+    /// Returns the bytes that models use beyond the limit in each memory, without versions that are
+    /// ending; other memories have no entry.
     pub(crate) fn excess(&self) -> MemoryBytes {
         self.beyond(self.limits.iter().map(|(memory, _)| (memory, 0)), Totals::lasting)
     }
 
-    fn beyond(&self, needed: impl Iterator<Item = (Memory, u64)>, used: impl Fn(&Totals) -> u64) -> MemoryBytes {
+    fn beyond(
+        &self,
+        needed: impl Iterator<Item = (Memory, u64)>,
+        used: impl Fn(&Totals) -> u64,
+    ) -> MemoryBytes {
         let beyond = needed.filter_map(|(memory, bytes)| {
             let used = used(&self.totals(memory));
             let limit = self.limits.get(memory)?;
-            Some((memory, used.saturating_add(bytes).saturating_sub(limit))).filter(|(_, bytes)| *bytes > 0)
+            Some((memory, used.saturating_add(bytes).saturating_sub(limit)))
+                .filter(|(_, bytes)| *bytes > 0)
         });
         beyond.collect()
     }
@@ -132,10 +137,15 @@ impl MemoryShare {
     /// Moves `bytes`, or all if there are fewer, to a new share.
     pub(crate) fn split(&self, bytes: &MemoryBytes) -> Self {
         let mut state = self.lock();
-        let moved: MemoryBytes =
-            bytes.iter().map(|(memory, bytes)| (memory, bytes.min(state.bytes.of(memory)))).collect();
+        let moved: MemoryBytes = bytes
+            .iter()
+            .map(|(memory, bytes)| (memory, bytes.min(state.bytes.of(memory))))
+            .collect();
         state.bytes.subtract(&moved);
-        Self { of: self.of.clone(), state: Mutex::new(ShareState { bytes: moved, stage: state.stage }) }
+        Self {
+            of: self.of.clone(),
+            state: Mutex::new(ShareState { bytes: moved, stage: state.stage }),
+        }
     }
 
     /// Records that the load begins.
@@ -227,7 +237,10 @@ mod tests {
         first.begin_load();
         assert_eq!(of(&memory), [totals(150, 50, 100, 0), totals(1, 0, 1, 0)]);
         first.set(bytes(120, 2));
-        assert_eq!((first.bytes(), of(&memory)), (bytes(120, 2), [totals(170, 50, 0, 0), totals(2, 0, 0, 0)]));
+        assert_eq!(
+            (first.bytes(), of(&memory)),
+            (bytes(120, 2), [totals(170, 50, 0, 0), totals(2, 0, 0, 0)])
+        );
         first.end();
         first.set(bytes(30, 2));
         first.end();
@@ -247,7 +260,8 @@ mod tests {
         let memory = MemoryUse::new(bytes(1000, 10));
         let mut waiting = [memory.changes(), memory.changes()];
         let mut have_changed = || {
-            let have_changed = waiting.each_ref().map(|one| one.has_changed().is_ok_and(|changed| changed));
+            let have_changed =
+                waiting.each_ref().map(|one| one.has_changed().is_ok_and(|changed| changed));
             waiting.iter_mut().for_each(|one| one.mark_unchanged());
             have_changed
         };
@@ -268,9 +282,15 @@ mod tests {
         assert_eq!(memory.missing(&bytes(100, 0)), MemoryBytes::default());
         assert_eq!(memory.missing(&bytes(101, 1)), bytes(1, 3));
         assert_eq!(memory.excess(), MemoryBytes::from_iter([(Memory::Gpu(0), 2)]));
-        assert_eq!(memory.missing(&MemoryBytes::from_iter([(Memory::Gpu(7), 5)])), MemoryBytes::default());
+        assert_eq!(
+            memory.missing(&MemoryBytes::from_iter([(Memory::Gpu(7), 5)])),
+            MemoryBytes::default()
+        );
         share.end();
         assert_eq!(memory.missing(&bytes(101, 1)), bytes(1, 3));
-        assert_eq!((memory.missing_after_ends(&bytes(101, 1)), memory.excess()), Default::default());
+        assert_eq!(
+            (memory.missing_after_ends(&bytes(101, 1)), memory.excess()),
+            Default::default()
+        );
     }
 }

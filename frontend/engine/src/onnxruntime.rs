@@ -1,7 +1,7 @@
 //! Finds ONNX Runtime's library, so that `pip install onnxruntime` is sufficient.
 //!
-//! The order is: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the PATH. Without any of them ONNX
-//! models run on the embedded tract.
+//! The order is: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the
+//! PATH. Without any of them ONNX models run on the embedded tract.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,8 +10,8 @@ use std::time::Duration;
 use pharos_os::children::wait_within;
 
 /// Prints the package's directory without importing it.
-const FIND_PACKAGE: &str =
-    "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+const FIND_PACKAGE: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
+                            print(s.submodule_search_locations[0] if s else '')";
 
 /// The time limit of running Python.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,21 +38,28 @@ pub fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
 /// Returns `capi/libonnxruntime.so.VERSION` of the Python package.
 fn in_package(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory.join("capi")).ok()?;
-    let mut found: Vec<PathBuf> =
-        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| is_library(path))
+        .collect();
     found.sort();
     found.pop()
 }
 
 fn is_library(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name.starts_with("libonnxruntime.so") || (name.starts_with("libonnxruntime.") && name.ends_with(".dylib"))
+    name.starts_with("libonnxruntime.so")
+        || (name.starts_with("libonnxruntime.") && name.ends_with(".dylib"))
 }
 
 /// Returns the directory of the package for the `python3` on the PATH.
 fn package_directory() -> Option<PathBuf> {
     let mut command = Command::new("python3");
-    command.args(["-c", FIND_PACKAGE]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(["-c", FIND_PACKAGE])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
     wait_within(&mut child, TIMEOUT)?;
     let output = child.wait_with_output().ok()?;
@@ -66,8 +73,12 @@ mod tests {
 
     #[test]
     fn refuses_a_flag_that_names_no_file() {
-        let error = find(Some(Path::new("/nonexistent/libonnxruntime.so"))).expect_err("the file does not exist");
-        assert!(error.contains("--onnxruntime-library") && error.contains("/nonexistent"), "{error}");
+        let error = find(Some(Path::new("/nonexistent/libonnxruntime.so")))
+            .expect_err("the file does not exist");
+        assert!(
+            error.contains("--onnxruntime-library") && error.contains("/nonexistent"),
+            "{error}"
+        );
     }
 
     #[test]

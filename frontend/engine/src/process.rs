@@ -1,5 +1,6 @@
-//! Starts a worker process with the descriptors that it inherits, and forwards its output: metric lines into the metrics, other
-//! lines into the log. Runs Python workers to complete configurations, and diagnoses why one does not start.
+//! Starts a worker process with the descriptors that it inherits, and forwards its output: metric
+//! lines into the metrics, other lines into the log. Runs Python workers to complete
+//! configurations, and diagnoses why one does not start.
 
 mod complete;
 mod diagnosis;
@@ -34,8 +35,8 @@ pub(crate) use spawn::TemporaryFiles;
 
 /// Starts the processes of workers.
 pub(crate) trait StartWorkers: Send + Sync {
-    /// Starts a worker whose connection is served by `event_loop`, and forwards its output to the log and, for metric lines, to the
-    /// metrics.
+    /// Starts a worker whose connection is served by `event_loop`, and forwards its output to the
+    /// log and, for metric lines, to the metrics.
     ///
     /// # Errors
     /// Memory, descriptors or processes are exhausted, or the executable does not exist.
@@ -116,7 +117,10 @@ async fn start(
         let start = Start {
             launch,
             arguments: vec![placement.instance.to_owned()],
-            inherited: Inherited { threads: placement.threads, gpus: placement.gpu.map(|gpu| gpu.uuids.clone()) },
+            inherited: Inherited {
+                threads: placement.threads,
+                gpus: placement.gpu.map(|gpu| gpu.uuids.clone()),
+            },
             processors: placement.processors,
             files,
             reads: false,
@@ -149,7 +153,8 @@ struct Start<'a> {
     limit: Duration,
 }
 
-/// The threads and GPUs of a process, which its environment variables name unless this process has them.
+/// The threads and GPUs of a process, which its environment variables name unless this process has
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Inherited {
     /// The number of threads that one execution may use.
@@ -159,8 +164,9 @@ struct Inherited {
 }
 
 impl Inherited {
-    /// Returns the names and values of the variables, except variables that `inherits` returns true for: an operator has set them. The
-    /// GPUs are always set, because the server has placed the process.
+    /// Returns the names and values of the variables, except variables that `inherits` returns true
+    /// for: an operator has set them. The GPUs are always set, because the server has placed the
+    /// process.
     fn variables(&self, inherits: impl Fn(&str) -> bool) -> Vec<(String, String)> {
         let threads = ("OMP_NUM_THREADS", self.threads.to_string());
         // Makes device numbers equal in all processes.
@@ -183,7 +189,11 @@ struct Connection {
 
 impl Connection {
     /// Returns the frontend's ends, and the worker's with their numbers.
-    fn create(instance: &str, launch: &Launch, event_loop: &EventLoop) -> io::Result<(Self, Vec<(OwnedFd, i32)>)> {
+    fn create(
+        instance: &str,
+        launch: &Launch,
+        event_loop: &EventLoop,
+    ) -> io::Result<(Self, Vec<(OwnedFd, i32)>)> {
         let (socket, theirs) = {
             let _loop = event_loop.enter();
             UnixStream::pair()?
@@ -197,7 +207,11 @@ impl Connection {
         sockets::refuse_descriptors(&regions);
         let theirs = OwnedFd::from(theirs.into_std()?);
         rustix::io::ioctl_fionbio(&theirs, false)?;
-        let temporary = launch.sandbox.is_some().then(|| TemporaryFiles::new(launch.user.as_deref())).transpose()?;
+        let temporary = launch
+            .sandbox
+            .is_some()
+            .then(|| TemporaryFiles::new(launch.user.as_deref()))
+            .transpose()?;
         let files = vec![
             (theirs, descriptors::SOCKET),
             (inputs, descriptors::INPUTS),
@@ -241,7 +255,11 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
         Some(interpreter) => format!("the Python interpreter {interpreter}"),
         None => format!("the worker '{}'", launch.executable.display()),
     };
-    let user = launch.user.as_ref().map(|user| format!(" as the user '{}'", user.name())).unwrap_or_default();
+    let user = launch
+        .user
+        .as_ref()
+        .map(|user| format!(" as the user '{}'", user.name()))
+        .unwrap_or_default();
     io::Error::new(error.kind(), format!("{what} cannot be started{user}: {error}"))
 }
 
@@ -255,8 +273,14 @@ mod tests {
         let names = |inherits: fn(&str) -> bool| -> Vec<String> {
             inherited.variables(inherits).into_iter().map(|(name, _)| name).collect()
         };
-        assert_eq!(names(|_| false), ["OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
-        assert_eq!(names(|name| name == "OMP_NUM_THREADS"), ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
+        assert_eq!(
+            names(|_| false),
+            ["OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]
+        );
+        assert_eq!(
+            names(|name| name == "OMP_NUM_THREADS"),
+            ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]
+        );
         assert_eq!(names(|_| true), ["CUDA_VISIBLE_DEVICES"]);
     }
 }

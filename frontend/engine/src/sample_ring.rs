@@ -1,8 +1,9 @@
 //! The reader of one worker's ring of samples.
 //!
-//! The ring is drained before a reply is passed on, by a scrape, by the instance's tick, and at the end of the connection. This
-//! suffices for samples of requests. For samples of a model's own threads, the worker writes to a wake-up pipe when the ring is
-//! half full, and while samples arrive, [`SampleRing::pump`] drains every [`PACE`]. A worker without samples causes no wake-ups.
+//! The ring is drained before a reply is passed on, by a scrape, by the instance's tick, and at the
+//! end of the connection. This suffices for samples of requests. For samples of a model's own
+//! threads, the worker writes to a wake-up pipe when the ring is half full, and while samples
+//! arrive, [`SampleRing::pump`] drains every [`PACE`]. A worker without samples causes no wake-ups.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,7 +24,8 @@ use tokio::sync::Notify;
 
 use pharos_os::clock;
 
-/// The size of a ring in bytes: 10,000 samples without request ids, a tenth of a second of a very busy model.
+/// The size of a ring in bytes: 10,000 samples without request ids, a tenth of a second of a very
+/// busy model.
 const BYTES: usize = 256 << 10;
 
 /// The interval at which a ring is drained while samples arrive without requests.
@@ -33,7 +35,8 @@ const PACE: Duration = Duration::from_millis(100);
 pub(crate) struct SampleRing {
     /// The name of the worker's instance.
     instance: String,
-    // Locked while samples are copied into the cache: the reader of replies, the scrape, the pump and the tick all drain.
+    // Locked while samples are copied into the cache: the reader of replies, the scrape, the pump
+    // and the tick all drain.
     state: Mutex<State>,
     /// The read end of the wake-up pipe, to which the worker writes.
     wake_up: pipe::Receiver,
@@ -51,7 +54,8 @@ struct State {
 }
 
 impl SampleRing {
-    /// Creates a ring. Returns it with the descriptors of its memory and of its wake-up pipe, which the worker inherits.
+    /// Creates a ring. Returns it with the descriptors of its memory and of its wake-up pipe, which
+    /// the worker inherits.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -61,8 +65,19 @@ impl SampleRing {
         // Non-blocking: a full pipe wakes the reader already.
         let worker_end = worker_end.into_nonblocking_fd()?;
         let feed = Feed::new(reader);
-        let state = State { feed, fault: None, samples: None, refused: LostSamples::default(), closed: false };
-        let ring = Self { instance: instance.to_owned(), state: Mutex::new(state), wake_up, found: Notify::new() };
+        let state = State {
+            feed,
+            fault: None,
+            samples: None,
+            refused: LostSamples::default(),
+            closed: false,
+        };
+        let ring = Self {
+            instance: instance.to_owned(),
+            state: Mutex::new(state),
+            wake_up,
+            found: Notify::new(),
+        };
         Ok((ring, descriptor, worker_end))
     }
 
@@ -91,7 +106,8 @@ impl SampleRing {
         state.drain(cache, series);
     }
 
-    /// Drains the ring for the last time and removes the gauges of the process: the worker has ended.
+    /// Drains the ring for the last time and removes the gauges of the process: the worker has
+    /// ended.
     pub(crate) fn close(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         state.drain(cache, series);
@@ -99,15 +115,23 @@ impl SampleRing {
         record::states_lost(cache, series, &self.instance);
         let version = series.model().version.to_string();
         cache.remove_series(Builtin::ChannelBytes.name(), |shown| {
-            let labels = [("model", &*series.model().name), ("version", &version), ("instance", &self.instance)];
+            let labels = [
+                ("model", &*series.model().name),
+                ("version", &version),
+                ("instance", &self.instance),
+            ];
             labels.into_iter().all(|(name, value)| {
-                let position = shown.spec().dimensions.iter().position(|dimension| dimension == name);
-                position.and_then(|position| shown.labels().get(position)).is_some_and(|label| label == value)
+                let position =
+                    shown.spec().dimensions.iter().position(|dimension| dimension == name);
+                position
+                    .and_then(|position| shown.labels().get(position))
+                    .is_some_and(|label| label == value)
             })
         });
     }
 
-    /// Drains on each wake-up by the worker, and every `PACE` while samples arrive. Returns the reason when the ring is corrupt.
+    /// Drains on each wake-up by the worker, and every `PACE` while samples arrive. Returns the
+    /// reason when the ring is corrupt.
     pub(crate) async fn pump(&self, cache: &Cache, series: &ModelSeries) -> String {
         let mut coming = false;
         loop {
@@ -160,7 +184,8 @@ impl State {
                     self.count(cache, drained.samples);
                 }
                 if drained.refused > 0
-                    && let Some((count, why)) = self.refused.add(drained.refused, drained.refusals, clock::now())
+                    && let Some((count, why)) =
+                        self.refused.add(drained.refused, drained.refusals, clock::now())
                 {
                     tracing::warn!(model = %series.model(), "{count} metric samples were refused: {why}");
                 }
@@ -173,7 +198,8 @@ impl State {
         }
     }
 
-    /// Counts samples of all rings. Looks up the series only after the definition of the metrics has changed.
+    /// Counts samples of all rings. Looks up the series only after the definition of the metrics
+    /// has changed.
     fn count(&mut self, cache: &Cache, samples: u64) {
         let generation = cache.generation();
         if self.samples.as_ref().is_none_or(|(of, _)| *of != generation) {
@@ -220,16 +246,29 @@ model_metrics:
     }
 
     fn world() -> World {
-        let cache = Arc::new(Cache::new(Catalog::parse(DEFINITION, "m.yaml").unwrap(), Settings::new("host")));
+        let cache = Arc::new(Cache::new(
+            Catalog::parse(DEFINITION, "m.yaml").unwrap(),
+            Settings::new("host"),
+        ));
         let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let (ring, memory, wake_up) = SampleRing::create("m_0").unwrap();
-        World { cache, series, ring: Arc::new(ring), writer: Writer::open(&memory).unwrap(), wake_up }
+        World {
+            cache,
+            series,
+            ring: Arc::new(ring),
+            writer: Writer::open(&memory).unwrap(),
+            wake_up,
+        }
     }
 
     impl World {
         fn push(&mut self, count: usize) {
-            let orders =
-                Definition { name: "Orders".into(), kind: Some(Kind::Counter), unit: String::new(), labels: vec![] };
+            let orders = Definition {
+                name: "Orders".into(),
+                kind: Some(Kind::Counter),
+                unit: String::new(),
+                labels: vec![],
+            };
             let series = self.writer.intern(&orders).unwrap();
             for _ in 0..count {
                 let sample = Sample { series, value: 1.0, clock: Instant(0), request_id: "" };
@@ -253,7 +292,9 @@ model_metrics:
         let mut world = world();
         world.push(10);
         world.ring.scrape(&world.cache, &world.series);
-        let shown = |cache: &Cache| cache.gauge(Builtin::ChannelBytes.name(), &["m", "1", "m_0"]).unwrap().value();
+        let shown = |cache: &Cache| {
+            cache.gauge(Builtin::ChannelBytes.name(), &["m", "1", "m_0"]).unwrap().value()
+        };
         assert!(shown(&world.cache) >= 10.0 * 24.0);
         assert_eq!(world.orders(), 10.0);
         assert_eq!(world.cache.counter(Builtin::Samples.name(), &["ring"]).unwrap().value(), 10.0);
@@ -270,15 +311,24 @@ model_metrics:
         let mut world = world();
         let states = |world: &World| {
             let text = exposition::render(&world.cache, Format::Text);
-            text.lines().filter(|line| line.starts_with("pharos_sequence")).map(str::to_owned).collect::<Vec<_>>()
+            text.lines()
+                .filter(|line| line.starts_with("pharos_sequence"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         for (instance, bytes) in [("m_0", 40.0), ("m_1", 50.0)] {
             let labels = [("model", "m"), ("version", "1"), ("instance", instance)];
             let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
             let name = STATE_BYTES.to_owned();
             let unit = String::new();
-            let series = world.writer.intern(&Definition { name, kind: Some(Kind::Gauge), unit, labels }).unwrap();
-            world.writer.sample(&Sample { series, value: bytes, clock: Instant(0), request_id: "" }).unwrap();
+            let series = world
+                .writer
+                .intern(&Definition { name, kind: Some(Kind::Gauge), unit, labels })
+                .unwrap();
+            world
+                .writer
+                .sample(&Sample { series, value: bytes, clock: Instant(0), request_id: "" })
+                .unwrap();
         }
         world.ring.drain(&world.cache, &world.series);
         assert_eq!(states(&world).len(), 2);

@@ -1,16 +1,20 @@
-//! The driver: performs what a model's scheduler (`pharos::scheduler`) decides. Each model version has one; it is the only place
-//! where requests, instances and time meet.
+//! The driver: performs what a model's scheduler (`pharos::scheduler`) decides. Each model version
+//! has one; it is the only place where requests, instances and time meet.
 //!
-//! There is no driver task. The caller that brings an event (a request, a reply, a timer) takes the lock, passes the event to the
-//! scheduler, collects its decisions, releases the lock and performs them: a *turn*. This saves two task switches per request.
-//! Tensors are never copied under the lock. An answer that is made under the lock is only put into its channel, which never waits.
+//! There is no driver task. The caller that brings an event (a request, a reply, a timer) takes the
+//! lock, passes the event to the scheduler, collects its decisions, releases the lock and performs
+//! them: a *turn*. This saves two task switches per request. Tensors are never copied under the
+//! lock. An answer that is made under the lock is only put into its channel, which never waits.
 //!
-//! A request is an [`InferRequest`] of an edge, a [`Part`] once it is checked against the configuration, a [`Request`] while it waits
-//! for its answer (the scheduler knows it by its [`Ticket`]), a member of an [`InFlight`] batch at an instance, and a `BatchRequest` on
-//! the wire. A worker *replies* to a batch (`Done`); the engine *answers* a request ([`InferResult`]); an edge sends a *response*.
+//! A request is an [`InferRequest`] of an edge, a [`Part`] once it is checked against the
+//! configuration, a [`Request`] while it waits for its answer (the scheduler knows it by its
+//! [`Ticket`]), a member of an [`InFlight`] batch at an instance, and a `BatchRequest` on the wire.
+//! A worker *replies* to a batch (`Done`); the engine *answers* a request ([`InferResult`]); an
+//! edge sends a *response*.
 //!
-//! Here is the turn. [`queue`] has the requests that no instance executes yet, [`in_flight`] the batches at the instances,
-//! [`answers`] the way of the answers, and [`stream`] the requests of decoupled models.
+//! Here is the turn. [`queue`] has the requests that no instance executes yet, [`in_flight`] the
+//! batches at the instances, [`answers`] the way of the answers, and [`stream`] the requests of
+//! decoupled models.
 
 mod answers;
 mod in_flight;
@@ -81,7 +85,8 @@ struct State {
     busy_of_removed_ns: u64,
     /// The part of it that the metrics do not include yet, by instance.
     unrecorded_busy_ns: HashMap<InstanceId, u64>,
-    /// Instances that were retired and whose processes may still run. They get no new batches, also after a restart.
+    /// Instances that were retired and whose processes may still run. They get no new batches,
+    /// also after a restart.
     retired: HashSet<InstanceId>,
     /// When an instance last answered a batch or sent a response.
     last_answered: Instant,
@@ -118,14 +123,16 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
     cache: Option<ModelCache>,
-    /// Whether an instance executes other files than the model was loaded with, so that no response may be stored or found.
+    /// Whether an instance executes other files than the model was loaded with, so that no
+    /// response may be stored or found.
     caching_stopped: AtomicBool,
     /// The counts of [`Driver::sequences`] that the metrics already include.
     sequences_recorded: [AtomicU64; 3],
     restarts_logged: Mutex<Throttle>,
     /// Outputs whose mismatch with the configuration was logged. Locked only on a mismatch.
     mismatches_warned: Mutex<HashSet<String>>,
-    /// When the system last killed a process of the model, in nanoseconds of the stamps' clock; 0 for never.
+    /// When the system last killed a process of the model, in nanoseconds of the stamps' clock; 0
+    /// for never.
     killed: AtomicU64,
     this: Weak<Driver>,
 }
@@ -162,17 +169,20 @@ struct Effects {
 impl Effects {
     /// Returns whether copying the inputs of the batches takes long.
     fn is_long(&self) -> bool {
-        let inputs = self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
+        let inputs =
+            self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
         inputs.map(|input| input.tensor.data.bytes_here()).sum::<usize>() > LONG
     }
 }
 
 impl Driver {
-    /// Creates a driver without instances. With a registration, they execute only when the rate limiter permits it.
+    /// Creates a driver without instances. With a registration, they execute only when the rate
+    /// limiter permits it.
     pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
         let DriverSettings { config, series, mut scheduling, limits, cache } = settings;
         scheduling.rate_limited = limits.is_some();
-        // Responses of decoupled models leave immediately, and their batches may last long, so no batch waits behind another.
+        // Responses of decoupled models leave immediately, and their batches may last long, so no
+        // batch waits behind another.
         scheduling.prefetch &= !config.decoupled;
         let ordered = scheduling.preserve_ordering && !config.decoupled;
         let priority_levels = scheduling.priority_levels;
@@ -214,8 +224,8 @@ impl Driver {
         })
     }
 
-    /// Handles one event: passes it to the scheduler under the lock, then performs the decisions, and delivers freed resources to
-    /// the drivers that get them.
+    /// Handles one event: passes it to the scheduler under the lock, then performs the decisions,
+    /// and delivers freed resources to the drivers that get them.
     fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
         let grant = self.turn_alone(now, |state, _| event(state));
         if grant.is_some() {
@@ -223,8 +233,13 @@ impl Driver {
         }
     }
 
-    /// Handles one event of this driver only. Returns a grant of freed resources to an instance of another driver.
-    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<Grant> {
+    /// Handles one event of this driver only. Returns a grant of freed resources to an instance of
+    /// another driver.
+    fn turn_alone(
+        &self,
+        now: Instant,
+        event: impl FnOnce(&mut State, &mut Effects),
+    ) -> Option<Grant> {
         self.perform(self.run_event(now, event))
     }
 
@@ -237,7 +252,8 @@ impl Driver {
         while let Some((_, answered)) = state.order.as_mut().and_then(Reorder::pop) {
             effects.answers.push(answered);
         }
-        let wake = state.scheduler.poll_timeout().filter(|at| state.armed.is_none_or(|armed| *at < armed));
+        let wake =
+            state.scheduler.poll_timeout().filter(|at| state.armed.is_none_or(|armed| *at < armed));
         if let Some(at) = wake {
             let overtaken = state.armed.replace(at);
             self.timer.arm(at, overtaken, self.this.clone());
@@ -264,14 +280,22 @@ impl Driver {
                     }
                     Action::SequenceRestarted { request } => {
                         let known = state.queued.get(&request);
-                        effects.restarted.extend(known.map(|known| known.part.request.correlation_id.clone()));
+                        effects
+                            .restarted
+                            .extend(known.map(|known| known.part.request.correlation_id.clone()));
                     }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
-                        self.request_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
+                        self.request_limiter(effects, instance, |limiter, member| {
+                            limiter.stage(member, now)
+                        });
                     }
-                    Action::Withdraw { instance } => self.request_limiter(effects, instance, RateLimiter::withdraw),
-                    Action::Release { instance } => self.request_limiter(effects, instance, RateLimiter::release),
+                    Action::Withdraw { instance } => {
+                        self.request_limiter(effects, instance, RateLimiter::withdraw)
+                    }
+                    Action::Release { instance } => {
+                        self.request_limiter(effects, instance, RateLimiter::release)
+                    }
                 }
             }
             if !self.take_grant(state, effects, now) {
@@ -289,11 +313,13 @@ impl Driver {
         requests: &[RequestId],
         now: Instant,
     ) {
-        let requests = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        let requests =
+            requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
         self.book(state, effects, instance, requests, Vec::new(), now);
     }
 
-    /// Books a batch of these requests, padding included, for an instance. A model with sequences has one step for each request.
+    /// Books a batch of these requests, padding included, for an instance. A model with sequences
+    /// has one step for each request.
     fn book(
         &self,
         state: &mut State,
@@ -309,7 +335,8 @@ impl Driver {
         if member.in_flight.is_empty() {
             member.executing_since = now;
         }
-        let free_row = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
+        let free_row =
+            (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
         let flags = free_row.unwrap_or(flags::ROWS);
         let mut parts = Vec::with_capacity(requests.len());
         let mut flows = Vec::new();
@@ -325,7 +352,15 @@ impl Driver {
         }
         member.in_flight.push(flying);
         member.update_busy_time(now);
-        effects.sends.push(BatchToSend { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
+        effects.sends.push(BatchToSend {
+            instance,
+            link: member.link.clone(),
+            batch,
+            flags,
+            parts,
+            steps,
+            flows,
+        });
     }
 
     /// Sends batches and answers. Runs without the lock, because copying takes time.
@@ -351,9 +386,17 @@ impl Driver {
             self.notify_restarted(&sequence);
         }
         for BatchToSend { instance, link, batch, flags, parts, steps, flows } in effects.sends {
-            let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
+            let resumed: Vec<Resumed> =
+                flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
             let resumed_now = resumed.clone();
-            let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, controls: &[], resumed: resumed_now };
+            let to_send = ToSend {
+                batch,
+                flags,
+                parts: &parts,
+                steps: &steps,
+                controls: &[],
+                resumed: resumed_now,
+            };
             if let Err(error) = link.execute(&self.config, &to_send) {
                 unsent.push(Unsent { instance, batch, error });
             }
@@ -367,7 +410,8 @@ impl Driver {
         (effects.grant, unsent)
     }
 
-    /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier one does nothing.
+    /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier
+    /// one does nothing.
     fn handle_timeout(&self, at: Instant) {
         let now = clock::now();
         let effects = self.run_event(now, |state, _| {
@@ -403,10 +447,12 @@ impl Driver {
         }
     }
 
-    /// Returns whether the scheduler must decide again, because the limiter granted resources to an instance of this driver.
-    /// A grant to an instance of another driver is left in the effects.
+    /// Returns whether the scheduler must decide again, because the limiter granted resources to an
+    /// instance of this driver. A grant to an instance of another driver is left in the effects.
     fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
-        let Some(registration) = self.limits.as_ref().filter(|_| effects.limiter_called) else { return false };
+        let Some(registration) = self.limits.as_ref().filter(|_| effects.limiter_called) else {
+            return false;
+        };
         match registration.poll(now) {
             Some(grant) if registration.is_own(&grant) => {
                 state.scheduler.resources_granted(grant.instance, now);
@@ -445,8 +491,8 @@ impl Driver {
         self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
     }
 
-    /// Returns the number of instances that wait for resources, and the total waiting time since the last call; `None` without a
-    /// rate limiter.
+    /// Returns the number of instances that wait for resources, and the total waiting time since
+    /// the last call; `None` without a rate limiter.
     pub(crate) fn resource_waits(&self) -> Option<(usize, Duration)> {
         self.limits.as_ref().map(|registration| registration.waiting(clock::now()))
     }

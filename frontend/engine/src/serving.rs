@@ -1,5 +1,5 @@
-//! The table of served model versions, and the inference verb. Never reads model repositories or loads models: the loader does,
-//! and changes this table.
+//! The table of served model versions, and the inference verb. Never reads model repositories or
+//! loads models: the loader does, and changes this table.
 
 mod drain;
 mod gauges;
@@ -40,7 +40,8 @@ pub(crate) use retire::RetireReason;
 use retire::Retired;
 pub(crate) use version::{Executor, Refusal, Serving};
 
-/// A snapshot of the model table. It is replaced as a whole, so that requests read it without waiting for changes.
+/// A snapshot of the model table. It is replaced as a whole, so that requests read it without
+/// waiting for changes.
 #[derive(Default, Clone)]
 pub(crate) struct Snapshot {
     /// Whether models of the same name in different repositories are distinct.
@@ -69,8 +70,8 @@ pub(crate) struct Snapshot {
     unloads: u64,
     /// Models that are being unloaded and are in no repository.
     pub(crate) removed_from_repository: BTreeSet<String>,
-    /// Unloaded models that were in no repository at that time, oldest first. The index omits them, and a request to one reports
-    /// that no version is available.
+    /// Unloaded models that were in no repository at that time, oldest first. The index omits
+    /// them, and a request to one reports that no version is available.
     pub(crate) unloaded_without_files: VecDeque<String>,
 }
 
@@ -79,9 +80,11 @@ impl Snapshot {
         let name = self.resolve(name)?;
         let number = self.states.lookup(name, version)?;
         let found = self.serving.get(name).and_then(|versions| versions.get(&number));
-        found
-            .cloned()
-            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+        found.cloned().ok_or_else(|| {
+            InferError::internal(format!(
+                "model '{name}' version {number} is ready but does not serve"
+            ))
+        })
     }
 }
 
@@ -116,8 +119,9 @@ pub(crate) struct ModelTable {
     snapshot: RwLock<Arc<Snapshot>>,
 }
 
-/// The model table at one time. The versions in it do not end while it is kept, so it must not be kept during a wait, which may be
-/// for the end of one of them: it is not `Send`, and a task that keeps it across an `await` does not compile.
+/// The model table at one time. The versions in it do not end while it is kept, so it must not be
+/// kept during a wait, which may be for the end of one of them: it is not `Send`, and a task that
+/// keeps it across an `await` does not compile.
 pub(crate) struct SnapshotGuard(Arc<Snapshot>, PhantomData<*const ()>);
 
 impl Deref for SnapshotGuard {
@@ -147,8 +151,8 @@ impl ModelTable {
         SnapshotGuard(self.snapshot.read().clone(), PhantomData)
     }
 
-    /// Changes the table. If a request reads it, a copy is changed and replaces it: requests wait neither for the copy nor for the
-    /// end of the old table.
+    /// Changes the table. If a request reads it, a copy is changed and replaces it: requests wait
+    /// neither for the copy nor for the end of the old table.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
         let _turn = self.changing.lock();
         let read = {
@@ -166,7 +170,8 @@ impl ModelTable {
         drop((replaced, read));
     }
 
-    /// Returns the version of a model that answers a request for `version` (empty: the latest ready one).
+    /// Returns the version of a model that answers a request for `version` (empty: the latest ready
+    /// one).
     ///
     /// # Errors
     /// The model or version is unknown or not ready.
@@ -174,8 +179,8 @@ impl ModelTable {
         self.snapshot().serving(name, version)
     }
 
-    /// Like [`ModelTable::serving`] for the model that a request names. A request that continues a sequence gets the version that
-    /// began it, even if it was replaced.
+    /// Like [`ModelTable::serving`] for the model that a request names. A request that continues a
+    /// sequence gets the version that began it, even if it was replaced.
     ///
     /// # Errors
     /// As [`ModelTable::serving`].
@@ -212,7 +217,9 @@ impl ModelTable {
     /// Returns the ready versions of a model in ascending order.
     pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
         let snapshot = self.snapshot();
-        snapshot.resolve(name).map_or_else(|_| Vec::new(), |name| snapshot.states.ready_versions(name).collect())
+        snapshot
+            .resolve(name)
+            .map_or_else(|_| Vec::new(), |name| snapshot.states.ready_versions(name).collect())
     }
 
     /// Returns the full name of the model that a request names.

@@ -1,6 +1,6 @@
-//! Model repositories: directories, object stores (S3, GCS, Azure), directories registered at run time, and files that clients
-//! send with a load. A repository lists its models and provides the files of a model as a local directory. Must not depend on
-//! which models are loaded.
+//! Model repositories: directories, object stores (S3, GCS, Azure), directories registered at run
+//! time, and files that clients send with a load. A repository lists its models and provides the
+//! files of a model as a local directory. Must not depend on which models are loaded.
 
 mod address;
 mod directory;
@@ -73,18 +73,21 @@ pub(crate) trait Store: Debug + Send + Sync {
         None
     }
 
-    /// Returns the name of the model if the repository is a single model instead of a directory of models.
+    /// Returns the name of the model if the repository is a single model instead of a directory of
+    /// models.
     fn single_model(&self) -> Option<String> {
         None
     }
 
-    /// Returns whether the repository, and not the configurations, determines the names of its models.
+    /// Returns whether the repository, and not the configurations, determines the names of its
+    /// models.
     fn names_models(&self) -> bool {
         false
     }
 
-    /// Returns the current files of a model; `None` if there is no such model. Returned copies do not change while they are held;
-    /// a directory repository returns its own directory. Blocks, possibly for long.
+    /// Returns the current files of a model; `None` if there is no such model. Returned copies do
+    /// not change while they are held; a directory repository returns its own directory. Blocks,
+    /// possibly for long.
     ///
     /// # Errors
     /// The files cannot be read or fetched.
@@ -102,12 +105,16 @@ pub(crate) struct Stores {
 impl Stores {
     #[cfg(test)]
     pub(crate) fn of_directories(paths: &[PathBuf], namespaces: bool) -> Self {
-        let all = paths.iter().map(|path| Box::new(Directory::new(path.clone(), None)) as Box<dyn Store>).collect();
+        let all = paths
+            .iter()
+            .map(|path| Box::new(Directory::new(path.clone(), None)) as Box<dyn Store>)
+            .collect();
         Self { all, namespaces }
     }
 
-    /// Creates all repositories. Copies of objects are kept in the configured directory, or in temporary directories. Requests to
-    /// remote stores end when `exiting` becomes true. Needs a Tokio runtime.
+    /// Creates all repositories. Copies of objects are kept in the configured directory, or in
+    /// temporary directories. Requests to remote stores end when `exiting` becomes true. Needs a
+    /// Tokio runtime.
     ///
     /// # Errors
     /// A store cannot be used.
@@ -120,10 +127,15 @@ impl Stores {
         let mut all: Vec<Box<dyn Store>> = Vec::new();
         for location in &settings.locations {
             all.push(match location {
-                Location::Directory(path) => Box::new(Directory::new(path.clone(), settings.model_name.clone())),
-                Location::Objects(address) => {
-                    Box::new(ObjectRepository::new(address.clone(), copies, cache.clone(), exiting.clone())?)
+                Location::Directory(path) => {
+                    Box::new(Directory::new(path.clone(), settings.model_name.clone()))
                 }
+                Location::Objects(address) => Box::new(ObjectRepository::new(
+                    address.clone(),
+                    copies,
+                    cache.clone(),
+                    exiting.clone(),
+                )?),
             });
         }
         if let Some(registered) = settings.registered.clone() {
@@ -151,7 +163,8 @@ impl Stores {
         Ok(all)
     }
 
-    /// Returns all models, each with a fingerprint of its files in all repositories that contain it.
+    /// Returns all models, each with a fingerprint of its files in all repositories that contain
+    /// it.
     ///
     /// # Errors
     /// A repository cannot be read; the text names it.
@@ -160,13 +173,16 @@ impl Stores {
         for store in self.all.iter() {
             for (name, stamp) in store.poll().map_err(|error| unreadable(&store.name(), &error))? {
                 let name = self.full_name(&**store, name);
-                all.entry(name).and_modify(|other| *other = Stamp::of(&(*other, stamp))).or_insert(stamp);
+                all.entry(name)
+                    .and_modify(|other| *other = Stamp::of(&(*other, stamp)))
+                    .or_insert(stamp);
             }
         }
         Ok(all)
     }
 
-    /// Logs at start which repositories are single models, and warns if there are no models. Blocks.
+    /// Logs at start which repositories are single models, and warns if there are no models.
+    /// Blocks.
     pub(crate) fn announce(&self, is_empty: bool) {
         for store in self.all.iter() {
             if let Some(model) = store.single_model() {
@@ -175,9 +191,9 @@ impl Stores {
         }
         if is_empty {
             tracing::warn!(
-                "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \
-                 its configuration in NAME/config.pbtxt; a directory that holds one model file, such as model.onnx, is \
-                 served too",
+                "no models found in {}: a model repository has a directory for each model, such \
+                 as NAME/1/model.onnx, with its configuration in NAME/config.pbtxt; a directory \
+                 that holds one model file, such as model.onnx, is served too",
                 names(self.stores())
             );
         }
@@ -201,8 +217,8 @@ impl Stores {
         self.all.iter().filter_map(|store| Some((store.name(), store.failure()?))).collect()
     }
 
-    /// Returns the files of a model. Searches repositories known to contain it first, so that an unreachable store does not block
-    /// loading a model of another repository.
+    /// Returns the files of a model. Searches repositories known to contain it first, so that an
+    /// unreachable store does not block loading a model of another repository.
     ///
     /// # Errors
     /// No repository contains the model, or several do, or its files cannot be read.
@@ -221,7 +237,8 @@ impl Stores {
         for candidates in [known, others] {
             let mut found: Option<(&dyn Store, ModelFiles)> = None;
             for store in candidates {
-                let local = store.local(model).map_err(|error| LocalError::unreadable(store, &error))?;
+                let local =
+                    store.local(model).map_err(|error| LocalError::unreadable(store, &error))?;
                 let Some(local) = local else { continue };
                 if let Some((other, _)) = &found {
                     return Err(in_several([*other, store]));
@@ -268,8 +285,9 @@ fn why_not_in<'a>(stores: impl IntoIterator<Item = &'a dyn Store>, model: &str) 
         return format!("model '{model}' is not in {}", names(stores));
     };
     // No store returns the files of such a model, but it may list the name.
-    let listing =
-        stores.into_iter().find(|store| store.list().is_ok_and(|names| names.iter().any(|name| name == model)));
+    let listing = stores
+        .into_iter()
+        .find(|store| store.list().is_ok_and(|names| names.iter().any(|name| name == model)));
     match listing {
         Some(store) => format!("{reason}: rename its directory in '{}'", store.name()),
         None => reason,
@@ -283,7 +301,8 @@ fn in_several<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> LocalError
 
 /// Returns the names of repositories, for messages.
 fn names<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> String {
-    let names: Vec<String> = stores.into_iter().map(|store| format!("'{}'", store.name())).collect();
+    let names: Vec<String> =
+        stores.into_iter().map(|store| format!("'{}'", store.name())).collect();
     names.join(", ")
 }
 

@@ -1,5 +1,5 @@
-//! Starts, watches and restarts the worker processes of a model version, as `pharos::supervisor` decides for each instance. Does
-//! not read replies: see `crate::worker_session`.
+//! Starts, watches and restarts the worker processes of a model version, as `pharos::supervisor`
+//! decides for each instance. Does not read replies: see `crate::worker_session`.
 
 mod health;
 mod instances;
@@ -46,7 +46,8 @@ use running::{DeviceShare, Running, Warming, failure, next_event, redefine};
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Returns the next multiple of [`TICK`], at which all instances tick: one wake-up of the runtime is enough for all of them.
+/// Returns the next multiple of [`TICK`], at which all instances tick: one wake-up of the runtime
+/// is enough for all of them.
 fn next_tick() -> Instant {
     let now = clock::now();
     let since_last = u128::from(now.0) % TICK.as_nanos();
@@ -60,11 +61,12 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     /// The command that starts their processes.
     pub(crate) launch: Launch,
-    /// The memory that is reserved for the instances that are started with these settings. Counted until all their processes have
-    /// ended, even if their load is cancelled.
+    /// The memory that is reserved for the instances that are started with these settings. Counted
+    /// until all their processes have ended, even if their load is cancelled.
     #[expect(dead_code, reason = "freed when it is dropped")]
     pub(crate) memory: Option<Arc<MemoryShare>>,
-    /// The files of the model. Kept until all processes of these instances have ended, even if their load is cancelled.
+    /// The files of the model. Kept until all processes of these instances have ended, even if
+    /// their load is cancelled.
     #[expect(dead_code, reason = "removed when it is dropped")]
     pub(crate) files: Arc<dyn Any + Send + Sync>,
     /// The files of the version at its load, if the server has a response cache.
@@ -101,7 +103,8 @@ pub(crate) struct Plan {
     pub(crate) event_loops: EventLoops,
 }
 
-/// The number of consecutive losses after which an instance counts as broken, so that requests no longer wait for it.
+/// The number of consecutive losses after which an instance counts as broken, so that requests no
+/// longer wait for it.
 const LOSSES_UNTIL_BROKEN: u32 = 3;
 
 /// One instance and its state.
@@ -162,7 +165,8 @@ impl Instance {
         }
     }
 
-    /// Returns the next action. An instance that is being removed and is not ready has no work and is stopped.
+    /// Returns the next action. An instance that is being removed and is not ready has no work and
+    /// is stopped.
     fn next_action(&self, machine: &mut Supervisor) -> Option<Action> {
         if *self.stop.borrow() == Stop::Close && !matches!(machine.state(), State::Ready { .. }) {
             machine.stop(clock::now());
@@ -170,7 +174,8 @@ impl Instance {
         machine.poll_action()
     }
 
-    /// Waits for a part of a start or of an examination. Returns `None` if the instance is stopped, or removed, meanwhile.
+    /// Waits for a part of a start or of an examination. Returns `None` if the instance is stopped,
+    /// or removed, meanwhile.
     async fn unless_stopped<T>(&self, part: impl Future<Output = T>) -> Option<T> {
         let mut part = pin!(part);
         let mut stop = self.stop.clone();
@@ -186,7 +191,12 @@ impl Instance {
         }
     }
 
-    async fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
+    async fn perform(
+        &mut self,
+        action: Action,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
         match action {
             Action::Spawn => self.begin(machine, running).await,
             Action::Kill { reason } => running::end(running, &reason),
@@ -200,7 +210,12 @@ impl Instance {
                 self.take_out_of_service();
                 self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
                 // Keep the first of several consecutive losses.
-                let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = self.health.lost.compare_exchange(
+                    0,
+                    clock::now().0,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
                 let of_device = self.health.placement().device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_failure(of_device.then(|| reason.to_string()));
@@ -217,7 +232,9 @@ impl Instance {
             Action::ReportFailed { reason } => {
                 match self.outcome.take() {
                     Some(outcome) => drop(outcome.send(Err(self.why_ended(&reason)))),
-                    None => tracing::error!(instance = %self.name(), "failed repeatedly and is not restarted any more"),
+                    None => {
+                        tracing::error!(instance = %self.name(), "failed repeatedly and is not restarted any more")
+                    }
                 }
                 self.health.broken.store(true, Ordering::Relaxed);
                 if !self.all.can_serve() {
@@ -227,8 +244,9 @@ impl Instance {
         }
     }
 
-    /// Ends the use of the response cache if a worker has read files that have changed since the load of the model began: at its
-    /// first start too, because the identity of the cache was computed before.
+    /// Ends the use of the response cache if a worker has read files that have changed since the
+    /// load of the model began: at its first start too, because the identity of the cache was
+    /// computed before.
     async fn check_files(&self) {
         let Some(loaded) = self.plan.loaded_files.clone() else { return };
         if blocking::run(move || loaded.have_changed()).await.unwrap_or(true) {
@@ -241,13 +259,15 @@ impl Instance {
         let started = clock::now();
         let name = self.name();
         let printed = Printed {
-            name: record::worker_name(&self.plan.cache, &self.driver.series, self.id.0).unwrap_or_else(|| name.clone()),
+            name: record::worker_name(&self.plan.cache, &self.driver.series, self.id.0)
+                .unwrap_or_else(|| name.clone()),
             cache: self.plan.cache.clone(),
             series: self.driver.series.clone(),
         };
         let placement = self.process_placement(&name, device_share.as_ref());
         let event_loop = self.plan.event_loops.of_link();
-        let worker = self.plan.workers.start(&self.plan.launch, &placement, printed, event_loop).await?;
+        let worker =
+            self.plan.workers.start(&self.plan.launch, &placement, printed, event_loop).await?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
@@ -255,7 +275,8 @@ impl Instance {
         let models = self.plan.models.clone();
         let caller = self.plan.caller.clone();
         let cache = self.plan.cache.clone();
-        let events = Session::start(link.clone(), self.driver.clone(), self.id, models, caller, cache);
+        let events =
+            Session::start(link.clone(), self.driver.clone(), self.id, models, caller, cache);
         let pid = worker.process.id();
         if let Some(pid) = pid.filter(|_| self.outcome.is_none() && background::is_entered()) {
             // Requests wait for a restart.
@@ -356,7 +377,12 @@ impl Instance {
         self.driver.instance_lost(self.id);
     }
 
-    async fn on_event(&mut self, event: Event, machine: &mut Supervisor, running: &mut Option<Running>) {
+    async fn on_event(
+        &mut self,
+        event: Event,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
         match event {
             Event::Loaded(loaded) => {
                 if let Some(running) = running {
@@ -369,15 +395,25 @@ impl Instance {
             Event::WarmUpFailed(error) => warm_up_failed(running, error),
             Event::WarmedUp(done) => self.warmed_up(&done, machine, running).await,
             Event::LoadFailed(reason) => {
-                let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
+                let reason =
+                    process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
                 machine.load_failed(reason, clock::now());
             }
-            Event::Ended { reason, is_fault } => self.ended(&reason, is_fault, machine, running).await,
+            Event::Ended { reason, is_fault } => {
+                self.ended(&reason, is_fault, machine, running).await
+            }
         }
     }
 
-    /// Handles the end of the connection: waits briefly for the process to exit, and kills it otherwise.
-    async fn ended(&mut self, reason: &str, is_fault: bool, machine: &mut Supervisor, running: &mut Option<Running>) {
+    /// Handles the end of the connection: waits briefly for the process to exit, and kills it
+    /// otherwise.
+    async fn ended(
+        &mut self,
+        reason: &str,
+        is_fault: bool,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
@@ -410,20 +446,30 @@ impl Instance {
         };
         self.health.pid.store(0, Ordering::Relaxed);
         if let Some(warming) = over.warming {
-            machine.load_failed(warming.failure(self.why_ended(&LossReason::Exited(how.clone()))), clock::now());
+            machine.load_failed(
+                warming.failure(self.why_ended(&LossReason::Exited(how.clone()))),
+                clock::now(),
+            );
         }
         machine.exited(how, clock::now());
     }
 
-    /// Returns what is wrong with the interpreter of a worker that ended before it loaded its model.
+    /// Returns what is wrong with the interpreter of a worker that ended before it loaded its
+    /// model.
     async fn why_not_started(&self, over: &Running, machine: &Supervisor) -> Option<String> {
         let loading = over.loaded.is_none() && matches!(machine.state(), State::Starting { .. });
-        if loading { process::why_not_started(&self.plan.launch, &self.driver.model.name).await } else { None }
+        if loading {
+            process::why_not_started(&self.plan.launch, &self.driver.model.name).await
+        } else {
+            None
+        }
     }
 
     /// Rejects requests that have waited too long for any instance.
     fn limit_waiting(&self) {
-        if let Some(lost) = self.all.waited_for().filter(|lost| clock::now() - *lost >= self.plan.max_wait) {
+        if let Some(lost) =
+            self.all.waited_for().filter(|lost| clock::now() - *lost >= self.plan.max_wait)
+        {
             self.driver.reject_waiting(self.plan.max_wait, lost);
         }
     }
@@ -449,7 +495,9 @@ impl Instance {
         let limit = self.plan.settings.execution_timeout;
         if !limit.is_zero() {
             let now = clock::now();
-            if let Some(reason) = running.as_ref().and_then(|running| running.warming.as_ref()?.overdue(now, limit)) {
+            if let Some(reason) =
+                running.as_ref().and_then(|running| running.warming.as_ref()?.overdue(now, limit))
+            {
                 machine.load_failed(reason, now);
             }
             machine.execution_finished(now);
@@ -484,11 +532,13 @@ fn send(link: &SharedLink, load: &ToWorker) -> io::Result<()> {
     load.encode(&mut frame);
     let bytes = frame.len();
     Err(io::Error::other(format!(
-        "the message with its configuration and metrics.yaml has {bytes} bytes; {MAX_FRAME} are allowed"
+        "the message with its configuration and metrics.yaml has {bytes} bytes; {MAX_FRAME} are \
+         allowed"
     )))
 }
 
-/// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
+/// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images
+/// of 224 x 224 in FP32.
 const LOW_PINNED: u64 = 16 << 20;
 
 /// Why no process was started.
@@ -499,8 +549,13 @@ enum NotStarted {
 }
 
 impl Instance {
-    /// Returns the placement of the process: the processors of the host policy, else those near its GPU, with one thread each.
-    fn process_placement<'a>(&'a self, name: &'a str, device_share: Option<&'a DeviceShare>) -> ProcessPlacement<'a> {
+    /// Returns the placement of the process: the processors of the host policy, else those near its
+    /// GPU, with one thread each.
+    fn process_placement<'a>(
+        &'a self,
+        name: &'a str,
+        device_share: Option<&'a DeviceShare>,
+    ) -> ProcessPlacement<'a> {
         let processors = match self.plan.policies.processors(&self.health.placement().policy) {
             [] => device_share.map_or(&[][..], |device_share| device_share.chosen.cpus.as_slice()),
             of_policy => of_policy,
@@ -527,7 +582,9 @@ impl Instance {
                 machine.load_failed(reason, clock::now());
                 machine.exited("it was not started", clock::now());
             }
-            Some(Err(NotStarted::Process(error))) => machine.not_started(error.to_string(), clock::now()),
+            Some(Err(NotStarted::Process(error))) => {
+                machine.not_started(error.to_string(), clock::now())
+            }
             None => {
                 machine.stop(clock::now());
                 machine.not_started(LossReason::Stopped.to_string(), clock::now());
@@ -535,7 +592,8 @@ impl Instance {
         }
     }
 
-    /// Starts a process, on a GPU if the instance needs one and it can be used now. If the future is dropped, the process ends.
+    /// Starts a process, on a GPU if the instance needs one and it can be used now. If the future
+    /// is dropped, the process ends.
     async fn start(&self) -> Result<Running, NotStarted> {
         let placement = self.health.placement();
         let device_share = match &placement.device {
@@ -551,7 +609,8 @@ impl Instance {
         // An instance that was ready before is only restarted.
         let loading = self.outcome.is_some();
         let wanted = DeviceRequest { number: device.number, turn: device.turn, loading };
-        let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
+        let chosen =
+            self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
         tracing::info!(instance = %self.name(), "instance placed on GPU {} ({})", chosen.number, chosen.uuid);
         let share = self.plan.pinned.share();
         if share.each() < LOW_PINNED {
@@ -562,7 +621,8 @@ impl Instance {
         Ok(DeviceShare { chosen, share })
     }
 
-    /// Returns the unregistered part of the instance's share of pinned memory after its model was loaded.
+    /// Returns the unregistered part of the instance's share of pinned memory after its model was
+    /// loaded.
     fn registered(running: &mut Running, loaded: &Loaded) {
         let Some(device_share) = &mut running.device_share else { return };
         if device_share.share.each() > 0 && loaded.pinned == 0 {
@@ -587,8 +647,8 @@ impl Instance {
     }
 }
 
-/// A warm-up of the model's configuration. Its requests are made for its runs and dropped after them: they may take gigabytes, and
-/// an instance has the requests of one warm-up at a time.
+/// A warm-up of the model's configuration. Its requests are made for its runs and dropped after
+/// them: they may take gigabytes, and an instance has the requests of one warm-up at a time.
 pub(crate) struct WarmUp {
     pub(crate) name: String,
     /// The number of runs.
@@ -605,18 +665,22 @@ fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
 }
 
 impl Instance {
-    /// Returns why the instance cannot be loaded; for a Python process that ended, prefixed with Triton's text.
+    /// Returns why the instance cannot be loaded; for a Python process that ended, prefixed with
+    /// Triton's text.
     fn why_ended(&self, reason: &LossReason) -> String {
         match reason {
             LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
-                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name())
+                format!(
+                    "Stub process '{}' is not healthy. The worker process ended: {how}",
+                    self.name()
+                )
             }
             _ => reason.to_string(),
         }
     }
 
-    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is ready. `last` is the warm-up of the last
-    /// run, by its index, and its requests.
+    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is
+    /// ready. `last` is the warm-up of the last run, by its index, and its requests.
     async fn warm_up(
         &self,
         over: u32,
@@ -625,7 +689,9 @@ impl Instance {
         running: &mut Option<Running>,
     ) {
         let all = self.plan.warmups.iter().enumerate();
-        let mut runs = all.flat_map(|(index, warm_up)| std::iter::repeat_n((index, warm_up), warm_up.count as usize));
+        let mut runs = all.flat_map(|(index, warm_up)| {
+            std::iter::repeat_n((index, warm_up), warm_up.count as usize)
+        });
         let next = runs.nth(over as usize);
         let (Some(running), Some((index, warm_up))) = (running.as_mut(), next) else {
             return machine.ready(clock::now());
@@ -636,12 +702,17 @@ impl Instance {
                 // Before the next ones are made.
                 drop(other);
                 let plan = self.plan.clone();
-                let make =
-                    move || plan.warmups.get(index).map_or_else(|| Err(String::new()), |warm_up| (warm_up.make)());
+                let make = move || {
+                    plan.warmups
+                        .get(index)
+                        .map_or_else(|| Err(String::new()), |warm_up| (warm_up.make)())
+                };
                 let made = self.unless_stopped(blocking::run(make)).await;
                 match made.map(|made| made.unwrap_or_else(|error| Err(error.to_string()))) {
                     Some(Ok(batch)) => Arc::new(batch),
-                    Some(Err(error)) => return machine.load_failed(failure(&warm_up.name, error), clock::now()),
+                    Some(Err(error)) => {
+                        return machine.load_failed(failure(&warm_up.name, error), clock::now());
+                    }
                     None => return machine.stop(clock::now()),
                 }
             }
@@ -650,20 +721,35 @@ impl Instance {
         let parts = batch.parts(since);
         let number = WARM_UP + u64::from(over);
         let controls = &batch.controls;
-        let to_send = ToSend { batch: number, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
+        let to_send = ToSend {
+            batch: number,
+            flags: 0,
+            parts: &parts,
+            steps: &[],
+            controls,
+            resumed: Vec::new(),
+        };
         match running.link.execute(&self.driver.config, &to_send) {
             Ok(()) => {
                 let name = warm_up.name.clone();
-                running.warming = Some(Warming { over, name, index, batch, parts, since, failed: None });
+                running.warming =
+                    Some(Warming { over, name, index, batch, parts, since, failed: None });
             }
             Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
         }
     }
 
-    async fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
+    async fn warmed_up(
+        &self,
+        done: &Done,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
         let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
         link.inputs_read(done);
-        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
+        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else {
+            return;
+        };
         let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
         link.inputs_lent(done);
         let Warming { over, name, index, batch, parts, failed, .. } = warming;

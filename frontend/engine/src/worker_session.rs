@@ -1,5 +1,6 @@
-//! The session of a worker process: reads its frames and samples until the connection ends. Passes replies to the model's driver,
-//! calls to [`Calls`], and the process's state changes to its supervisor as [`Event`]s. Never starts or ends a process.
+//! The session of a worker process: reads its frames and samples until the connection ends. Passes
+//! replies to the model's driver, calls to [`Calls`], and the process's state changes to its
+//! supervisor as [`Event`]s. Never starts or ends a process.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +34,8 @@ pub(crate) enum Event {
     WarmUpFailed(InferError),
     /// A warm-up batch is done.
     WarmedUp(Done),
-    /// The connection has ended. A fault is its own cause; otherwise it probably ended with the process.
+    /// The connection has ended. A fault is its own cause; otherwise it probably ended with the
+    /// process.
     Ended {
         reason: String,
         is_fault: bool,
@@ -62,16 +64,17 @@ struct Inbox {
     failure: Option<io::Error>,
 }
 
-/// The number of wake-ups after which their bytes are read from the socket. An edge-triggered descriptor reports each new byte,
-/// also while others are unread, but the socket's buffer must not fill.
+/// The number of wake-ups after which their bytes are read from the socket. An edge-triggered
+/// descriptor reports each new byte, also while others are unread, but the socket's buffer must not
+/// fill.
 const UNREAD_WAKE_UPS: u32 = 64;
 
 /// How often the ring is emptied before other tasks of the event loop run.
 const MAX_ROUNDS: u32 = 8;
 
 impl Session {
-    /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the models that the worker may
-    /// call, and `caller` is its own.
+    /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the
+    /// models that the worker may call, and `caller` is its own.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,
@@ -89,7 +92,17 @@ impl Session {
         let inbox = Mutex::new(Inbox { consumer, bytes: Vec::new(), failure: None });
         let began = clock::now();
         let failed = Notify::new();
-        let session = Self { link: link.clone(), driver, instance, calls, cache, events, began, inbox, failed };
+        let session = Self {
+            link: link.clone(),
+            driver,
+            instance,
+            calls,
+            cache,
+            events,
+            began,
+            inbox,
+            failed,
+        };
         link.event_loop.spawn(Arc::new(session).run(socket));
         receiver
     }
@@ -99,7 +112,8 @@ impl Session {
         let ring_link = self.link.clone();
         let cache = self.cache.clone();
         let driver = self.driver.clone();
-        let mut pump = tokio::spawn(async move { ring_link.ring.pump(&cache, &driver.series).await });
+        let mut pump =
+            tokio::spawn(async move { ring_link.ring.pump(&cache, &driver.series).await });
         let ended = tokio::select! {
             ended = self.serve(&socket) => ended,
             fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
@@ -117,8 +131,8 @@ impl Session {
         self.report(Event::Ended { reason, is_fault });
     }
 
-    /// Handles frames until the worker closes the connection. While frames arrive, the event loop polls for them
-    /// ([`Source`]); otherwise the worker wakes this task through the socket.
+    /// Handles frames until the worker closes the connection. While frames arrive, the event loop
+    /// polls for them ([`Source`]); otherwise the worker wakes this task through the socket.
     ///
     /// # Errors
     /// The socket failed, or the worker sent an invalid frame.
@@ -145,7 +159,9 @@ impl Session {
             }
             if unread < UNREAD_WAKE_UPS {
                 // Waits for the next wake-up, without a system call.
-                let _ = socket.as_ref().try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                let _ = socket
+                    .as_ref()
+                    .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
                 continue;
             }
             unread = 0;
@@ -162,7 +178,8 @@ impl Session {
         self.inbox.lock()
     }
 
-    /// Handles the frames in the ring, but not without end if the worker writes them faster. Returns whether bytes have arrived.
+    /// Handles the frames in the ring, but not without end if the worker writes them faster.
+    /// Returns whether bytes have arrived.
     ///
     /// # Errors
     /// The ring or a frame is invalid.
@@ -180,7 +197,9 @@ impl Session {
     /// # Errors
     /// The frame, or the ring of samples, is invalid.
     fn on_frame(&self, mut frame: ToFrontend) -> io::Result<()> {
-        if let ToFrontend::Done(Done { stamps, .. }) | ToFrontend::Response(Response { stamps, .. }) = &mut frame {
+        if let ToFrontend::Done(Done { stamps, .. })
+        | ToFrontend::Response(Response { stamps, .. }) = &mut frame
+        {
             *stamps = stamps.within(self.began, clock::now());
         }
         match frame {
@@ -213,12 +232,15 @@ impl Session {
                 self.link.loaded(&loaded);
                 self.report(Event::Loaded(loaded));
             }
-            ToFrontend::LoadFailed(reason) => self.report(Event::LoadFailed(message_or_default(reason))),
+            ToFrontend::LoadFailed(reason) => {
+                self.report(Event::LoadFailed(message_or_default(reason)))
+            }
         }
         self.link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
     }
 
-    /// Takes the samples before their reply, so that a client with the answer finds its samples in the metrics.
+    /// Takes the samples before their reply, so that a client with the answer finds its samples in
+    /// the metrics.
     fn drain_samples(&self) {
         self.link.ring.drain(&self.cache, &self.driver.series);
     }
@@ -236,9 +258,12 @@ impl Source for Session {
             return false;
         }
         // A panic must not end the event loop, which also serves other connections.
-        let taken = catch_unwind(AssertUnwindSafe(|| self.take_frames(&mut inbox))).unwrap_or_else(|_| {
-            Err(io::Error::other("handling a frame of the worker panicked; this is a bug in the server"))
-        });
+        let taken =
+            catch_unwind(AssertUnwindSafe(|| self.take_frames(&mut inbox))).unwrap_or_else(|_| {
+                Err(io::Error::other(
+                    "handling a frame of the worker panicked; this is a bug in the server",
+                ))
+            });
         match taken {
             Ok(any) => any,
             Err(failure) => {
@@ -277,7 +302,11 @@ mod tests {
 
     /// The end of a batch, with stamps that no clock has shown.
     fn forged(batch: u64) -> ToFrontend {
-        let stamps = ComputeStamps { output_start: Instant(u64::MAX), end: Instant(u64::MAX), ..Default::default() };
+        let stamps = ComputeStamps {
+            output_start: Instant(u64::MAX),
+            end: Instant(u64::MAX),
+            ..Default::default()
+        };
         ToFrontend::Done(Done { stamps, ..test_driver::done(batch) })
     }
 
@@ -289,9 +318,12 @@ mod tests {
         let (cache, driver) = test_driver::create(config);
         let (link, mut worker) = worker_end::connect();
         let models = Weak::<Loader>::new();
-        let mut events = Session::start(link.clone(), driver.clone(), INSTANCE, models, Arc::default(), cache);
+        let mut events =
+            Session::start(link.clone(), driver.clone(), INSTANCE, models, Arc::default(), cache);
         worker.send(&forged(WARM_UP));
-        let Some(Event::WarmedUp(Done { stamps, .. })) = events.recv().await else { panic!("no end of a warm-up") };
+        let Some(Event::WarmedUp(Done { stamps, .. })) = events.recv().await else {
+            panic!("no end of a warm-up")
+        };
         assert!(began <= stamps.start && stamps.end <= clock::now(), "{stamps:?}");
         driver.instance_ready(INSTANCE, link);
         let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data: vec![1].into() };

@@ -1,5 +1,5 @@
-//! The layer in front of every method: makes a [`Call`] of each request, also if the message cannot be decoded or the method does
-//! not exist. The status of an error.
+//! The layer in front of every method: makes a [`Call`] of each request, also if the message cannot
+//! be decoded or the method does not exist. The status of an error.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -68,7 +68,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let line = LogLine::begin(&FIELDS, Protocol::Grpc, None, || request.uri().path().to_owned());
+        let line =
+            LogLine::begin(&FIELDS, Protocol::Grpc, None, || request.uri().path().to_owned());
         self.answer(Incoming { request, line })
     }
 }
@@ -78,17 +79,21 @@ pub(super) fn status(error: InferError) -> Status {
     let code = Code::from_i32(error.code.grpc_code());
     let text = match error.cause {
         // Triton's text for this differs between the protocols.
-        Cause::Exiting => "GRPC server is shutting down and has stopped accepting new requests.".to_owned(),
+        Cause::Exiting => {
+            "GRPC server is shutting down and has stopped accepting new requests.".to_owned()
+        }
         _ => shortened(error.message),
     };
     status_for(code, text, error.reason)
 }
 
-/// The maximum encoded size of a status message in bytes. It is sent as a header; clients reject headers of more than 8 KiB in
-/// total (gRPC's soft limit) and then report that instead of the actual error.
+/// The maximum encoded size of a status message in bytes. It is sent as a header; clients reject
+/// headers of more than 8 KiB in total (gRPC's soft limit) and then report that instead of the
+/// actual error.
 const MAX_TEXT: usize = 6 << 10;
 
-/// Truncates a text that is too long for a header: names, ids and shapes in it have any length that the client chooses.
+/// Truncates a text that is too long for a header: names, ids and shapes in it have any length that
+/// the client chooses.
 fn shortened(text: String) -> String {
     // All other characters are percent-encoded on the wire.
     let on_the_wire = |c: char| if c.is_ascii_alphanumeric() { 1 } else { 3 * c.len_utf8() };
@@ -109,7 +114,9 @@ mod tests {
 
     #[test]
     fn a_long_text_is_truncated_between_characters() {
-        for (text, kept) in [("x".repeat(6144), 6144), ("x".repeat(6145), 6144), ("\u{65e5}".repeat(4000), 3 * 682)] {
+        for (text, kept) in
+            [("x".repeat(6144), 6144), ("x".repeat(6145), 6144), ("\u{65e5}".repeat(4000), 3 * 682)]
+        {
             let message = status(InferError::invalid(text.clone())).message().to_owned();
             if kept == text.len() {
                 assert_eq!(message, text);

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use pharos::data::Data;
 use pharos::error::InferError;
-use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use pharos::infer::{
+    CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput,
+};
 use pharos::region::Slice;
 use pharos::service::Service;
 use pharos::tensor::{DataType, Tensor};
@@ -19,7 +21,8 @@ use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse};
 use pharos_listener::receiving::grpc::bounded::{BoundedCodec, InnerMessages};
 use pharos_os::blocking;
 
-/// The size of typed contents from which their conversion takes longer, up to 2 ns for a byte, than the way to another thread.
+/// The size of typed contents from which their conversion takes longer, up to 2 ns for a byte, than
+/// the way to another thread.
 const LONG_CONVERSION: usize = 64 << 10;
 
 /// The codec of the service.
@@ -45,7 +48,10 @@ pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
 }
 
 /// Like [`decode`], for a message some of whose inputs were received separately.
-fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<InferRequest, InferError> {
+fn decode_with_inputs(
+    message: ModelInferRequest,
+    inputs: Inputs,
+) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         model_name: message.model_name,
         model_version: message.model_version,
@@ -61,15 +67,17 @@ fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<Infe
     let inputs = message.inputs.into_iter().map(|tensor| input(tensor, model, any_raw, &mut raw));
     let inputs = inputs.collect::<Result<_, _>>()?;
     if raw.len() > 0 {
-        return Err(InferError::invalid(format!("unexpected additional input data for model '{model}'")));
+        return Err(InferError::invalid(format!(
+            "unexpected additional input data for model '{model}'"
+        )));
     }
     request.inputs = inputs;
     request.outputs = message.outputs.into_iter().map(output).collect::<Result<_, _>>()?;
     Ok(request)
 }
 
-/// Like [`decode`], but reports an unknown model before errors in the request, as Triton does. Converts large typed contents on a
-/// thread that serves no sockets.
+/// Like [`decode`], but reports an unknown model before errors in the request, as Triton does.
+/// Converts large typed contents on a thread that serves no sockets.
 pub(super) async fn decode_for(
     message: ModelInferRequest,
     inputs: Inputs,
@@ -77,12 +85,20 @@ pub(super) async fn decode_for(
 ) -> Result<Box<InferRequest>, InferError> {
     let model = message.model_name.clone();
     let version = message.model_version.clone();
-    let typed = message.inputs.iter().filter_map(|input| input.contents.as_ref()).map(Bytes::len).sum::<usize>();
+    let typed = message
+        .inputs
+        .iter()
+        .filter_map(|input| input.contents.as_ref())
+        .map(Bytes::len)
+        .sum::<usize>();
     let decoded = if typed <= LONG_CONVERSION {
         decode_with_inputs(message, inputs).map(Box::new)
     } else {
-        let decoded = blocking::run(move || decode_with_inputs(message, inputs).map(Box::new)).await;
-        decoded.unwrap_or_else(|error| Err(InferError::internal(format!("decoding the request failed: {error}"))))
+        let decoded =
+            blocking::run(move || decode_with_inputs(message, inputs).map(Box::new)).await;
+        decoded.unwrap_or_else(|error| {
+            Err(InferError::internal(format!("decoding the request failed: {error}")))
+        })
     };
     decoded.map_err(|error| service.model_metadata(&model, &version).err().unwrap_or(error))
 }
@@ -119,8 +135,9 @@ fn request_parameter(
         "triton_enable_empty_final_response" => request.empty_final_response = flag(&key, choice)?,
         reserved if reserved.starts_with("triton_") => {
             return Err(InferError::invalid(
-                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting \
-                 with 'triton_' are allowed: triton_enable_empty_final_response",
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the \
+                 following keys starting with 'triton_' are allowed: \
+                 triton_enable_empty_final_response",
             ));
         }
         _ => {
@@ -131,7 +148,8 @@ fn request_parameter(
                 Some(ParameterChoice::DoubleParam(value)) => Parameter::Double(value),
                 Some(ParameterChoice::StringParam(value)) => Parameter::String(value),
                 None => {
-                    let expected = "bool_param, int64_param, string_param, double_param or uint64_param";
+                    let expected =
+                        "bool_param, int64_param, string_param, double_param or uint64_param";
                     return Err(wrong_type(&key, expected));
                 }
             };
@@ -152,7 +170,9 @@ fn whole(key: &str, choice: Option<ParameterChoice>, expected: &str) -> Result<u
     match choice {
         Some(ParameterChoice::Uint64Param(value)) => Ok(value),
         Some(ParameterChoice::Int64Param(value)) => u64::try_from(value).map_err(|_| {
-            InferError::invalid(format!("invalid value {value} for '{key}' parameter, expected 0 or greater."))
+            InferError::invalid(format!(
+                "invalid value {value} for '{key}' parameter, expected 0 or greater."
+            ))
         }),
         _ => Err(wrong_type(key, expected)),
     }
@@ -165,11 +185,13 @@ fn input(
     raw: &mut impl Iterator<Item = Data>,
 ) -> Result<InferInput, InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
-    let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
+    let datatype =
+        DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
     if let Some(slice) = slice(&name, &parameters)? {
         if contents.is_some() {
             return Err(InferError::invalid(format!(
-                "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+                "unexpected 'content' provided when using shared memory for input tensor '{name}' \
+                 for model '{model}'"
             )));
         }
         return Ok(InferInput { name, tensor: Tensor { datatype, shape, data: slice.into() } });
@@ -181,7 +203,8 @@ fn input(
     let data = match (typed, any_raw) {
         (Some(_), true) => {
             return Err(InferError::invalid(format!(
-                "contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
+                "contents field must not be specified when using raw_input_contents for '{name}' \
+                 for model '{model}'"
             )));
         }
         (Some(typed), false) => typed.into(),
@@ -194,22 +217,32 @@ fn input(
 }
 
 fn no_data(input: &str, model: &str) -> InferError {
-    InferError::invalid(format!("unable to find data for input tensor '{input}' for model '{model}' in request."))
+    InferError::invalid(format!(
+        "unable to find data for input tensor '{input}' for model '{model}' in request."
+    ))
 }
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
-    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is not one of {}", names.join(", ")))
+    InferError::invalid(format!(
+        "invalid datatype for input {input}: '{datatype}' is not one of {}",
+        names.join(", ")
+    ))
 }
 
-/// Returns the shared memory range in a tensor's parameters, if any. A negative number becomes one that exceeds every region.
-fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<Option<Slice>, InferError> {
+/// Returns the shared memory range in a tensor's parameters, if any. A negative number becomes one
+/// that exceeds every region.
+fn slice(
+    tensor: &str,
+    parameters: &BTreeMap<String, InferParameter>,
+) -> Result<Option<Slice>, InferError> {
     const REGION: &str = "shared_memory_region";
     let of = format!("parameter for tensor '{tensor}'");
     let wrong = |key: &str, expected: &str| {
         InferError::invalid(format!("invalid value type for '{key}' {of}, expected {expected}."))
     };
-    let number = |key: &str| match parameters.get(key).map(|parameter| &parameter.parameter_choice) {
+    let number = |key: &str| match parameters.get(key).map(|parameter| &parameter.parameter_choice)
+    {
         None => Ok(None),
         Some(Some(ParameterChoice::Int64Param(number))) => Ok(Some(number.cast_unsigned())),
         Some(_) => Err(wrong(key, "int64_param")),
@@ -217,7 +250,9 @@ fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<
     let Some(region) = parameters.get(REGION) else {
         let alone = ["shared_memory_offset", "shared_memory_byte_size"].into_iter();
         return match alone.into_iter().find(|key| parameters.contains_key(*key)) {
-            Some(key) => Err(InferError::invalid(format!("'{key}' can not be specified without '{REGION}' {of}"))),
+            Some(key) => Err(InferError::invalid(format!(
+                "'{key}' can not be specified without '{REGION}' {of}"
+            ))),
             None => Ok(None),
         };
     };
@@ -226,7 +261,8 @@ fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<
     };
     let offset = number("shared_memory_offset")?.unwrap_or(0);
     let Some(len) = number("shared_memory_byte_size")? else {
-        let text = format!("'shared_memory_byte_size' must be specified along with '{REGION}' {of}");
+        let text =
+            format!("'shared_memory_byte_size' must be specified along with '{REGION}' {of}");
         return Err(InferError::invalid(text));
     };
     Ok(Some(Slice::new(region.clone(), offset, len)))
@@ -235,11 +271,15 @@ fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<
 fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferError> {
     let region = slice(&output.name, &output.parameters)?;
     if region.is_some() && output.parameters.contains_key("classification") {
-        return Err(InferError::invalid("output can't set both 'shared_memory_region' and 'classification'"));
+        return Err(InferError::invalid(
+            "output can't set both 'shared_memory_region' and 'classification'",
+        ));
     }
     let classification = match output.parameters.get("classification") {
         None => 0,
-        Some(InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(count)) }) if *count > 0 => {
+        Some(InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(count)) })
+            if *count > 0 =>
+        {
             count.cast_unsigned()
         }
         Some(InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(count)) }) => {
@@ -260,7 +300,10 @@ pub fn encode(response: InferResponse) -> ModelInferResponse {
 }
 
 /// Like [`encode`]; large outputs are sent separately from the message if allowed.
-pub(super) fn encode_for(response: InferResponse, allows_large_outputs: bool) -> tonic::Response<ModelInferResponse> {
+pub(super) fn encode_for(
+    response: InferResponse,
+    allows_large_outputs: bool,
+) -> tonic::Response<ModelInferResponse> {
     if !allows_large_outputs {
         return tonic::Response::new(encode(response));
     }
@@ -284,7 +327,11 @@ fn encode_apart(response: InferResponse) -> (ModelInferResponse, Vec<Data>) {
         model_name: response.model_name,
         model_version: response.model_version,
         id: response.id,
-        parameters: response.parameters.into_iter().map(|(key, value)| (key, parameter(value))).collect(),
+        parameters: response
+            .parameters
+            .into_iter()
+            .map(|(key, value)| (key, parameter(value)))
+            .collect(),
         outputs: Vec::with_capacity(response.outputs.len()),
         raw_output_contents: Vec::new(),
     };

@@ -20,7 +20,13 @@ fn text(value: &str) -> InferParameter {
 
 fn tensor(datatype: &str, contents: Option<InferTensorContents>) -> InferInputTensor {
     let contents = contents.map(|contents| contents.encode_to_vec().into());
-    InferInputTensor { name: "X".into(), datatype: datatype.into(), shape: vec![1], contents, ..Default::default() }
+    InferInputTensor {
+        name: "X".into(),
+        datatype: datatype.into(),
+        shape: vec![1],
+        contents,
+        ..Default::default()
+    }
 }
 
 fn request(inputs: Vec<InferInputTensor>, raw: Vec<&'static [u8]>) -> ModelInferRequest {
@@ -50,9 +56,21 @@ fn typed_contents_become_little_endian_bytes() {
         ("UINT8", InferTensorContents { uint_contents: vec![255], ..empty() }, vec![255]),
         ("UINT16", InferTensorContents { uint_contents: vec![258], ..empty() }, vec![2, 1]),
         ("UINT32", InferTensorContents { uint_contents: vec![u32::MAX], ..empty() }, vec![255; 4]),
-        ("UINT64", InferTensorContents { uint64_contents: vec![1], ..empty() }, vec![1, 0, 0, 0, 0, 0, 0, 0]),
-        ("FP32", InferTensorContents { fp32_contents: vec![1.0], ..empty() }, 1f32.to_le_bytes().to_vec()),
-        ("FP64", InferTensorContents { fp64_contents: vec![0.1], ..empty() }, 0.1f64.to_le_bytes().to_vec()),
+        (
+            "UINT64",
+            InferTensorContents { uint64_contents: vec![1], ..empty() },
+            vec![1, 0, 0, 0, 0, 0, 0, 0],
+        ),
+        (
+            "FP32",
+            InferTensorContents { fp32_contents: vec![1.0], ..empty() },
+            1f32.to_le_bytes().to_vec(),
+        ),
+        (
+            "FP64",
+            InferTensorContents { fp64_contents: vec![0.1], ..empty() },
+            0.1f64.to_le_bytes().to_vec(),
+        ),
         (
             "BYTES",
             InferTensorContents { bytes_contents: vec![Bytes::from_static(b"ab")], ..empty() },
@@ -71,7 +89,8 @@ fn with_encoded_contents(datatype: &str, contents: &[u8]) -> Result<Data, InferE
     decode(request(vec![input], vec![])).map(|mut request| request.inputs.remove(0).tensor.data)
 }
 
-/// As parsers of Protocol Buffers must: packed numbers may come in parts, or single, and unknown fields are skipped.
+/// As parsers of Protocol Buffers must: packed numbers may come in parts, or single, and unknown
+/// fields are skipped.
 #[test]
 fn numbers_are_found_in_each_valid_encoding() {
     for (datatype, contents, expected) in [
@@ -106,12 +125,19 @@ fn malformed_contents_are_refused() {
     ] {
         let error = with_encoded_contents(datatype, contents).unwrap_err();
         let expected = "the contents of input tensor 'X' for model 'm' are malformed";
-        assert_eq!((error.code.grpc_code(), &*error.message), (3, expected), "{datatype} {contents:?}");
+        assert_eq!(
+            (error.code.grpc_code(), &*error.message),
+            (3, expected),
+            "{datatype} {contents:?}"
+        );
     }
     // Without an element nothing is set.
     for contents in [&[][..], &[0x12, 0], &[0x48, 1]] {
         let error = with_encoded_contents("INT8", contents).unwrap_err();
-        assert!(error.message.starts_with("unable to find data for input tensor 'X'"), "{contents:?}: {error}");
+        assert!(
+            error.message.starts_with("unable to find data for input tensor 'X'"),
+            "{contents:?}: {error}"
+        );
     }
 }
 
@@ -123,7 +149,8 @@ fn a_negative_timeout_never_expires() {
 
 #[test]
 fn decodes_raw_contents_and_parameters() {
-    let mut message = request(vec![tensor("FP16", None), tensor("BYTES", None)], vec![&[1, 2], &[0, 0, 0, 0]]);
+    let mut message =
+        request(vec![tensor("FP16", None), tensor("BYTES", None)], vec![&[1, 2], &[0, 0, 0, 0]]);
     message.id = "7".into();
     for (key, value) in [
         ("sequence_id", choice(ParameterChoice::Uint64Param(9))),
@@ -148,12 +175,15 @@ fn decodes_raw_contents_and_parameters() {
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_code_and_text() {
-    let ints = |numbers: &[i32]| Some(InferTensorContents { int_contents: numbers.to_vec(), ..Default::default() });
+    let ints = |numbers: &[i32]| {
+        Some(InferTensorContents { int_contents: numbers.to_vec(), ..Default::default() })
+    };
     let region = |size: bool, contents| {
         let mut one = tensor("INT8", contents);
         one.parameters.insert("shared_memory_region".into(), text("r"));
         if size {
-            one.parameters.insert("shared_memory_byte_size".into(), choice(ParameterChoice::Int64Param(1)));
+            one.parameters
+                .insert("shared_memory_byte_size".into(), choice(ParameterChoice::Int64Param(1)));
         }
         request(vec![one], vec![])
     };
@@ -161,7 +191,8 @@ fn errors_have_tritons_code_and_text() {
         (
             request(vec![tensor("INT8", ints(&[1]))], vec![&[1]]),
             3,
-            "contents field must not be specified when using raw_input_contents for 'X' for model 'm'",
+            "contents field must not be specified when using raw_input_contents for 'X' for model \
+             'm'",
         ),
         (
             request(vec![tensor("INT8", None)], vec![]),
@@ -173,29 +204,49 @@ fn errors_have_tritons_code_and_text() {
             3,
             "unable to find data for input tensor 'X'",
         ),
-        (request(vec![tensor("INT8", None)], vec![&[1], &[2]]), 3, "unexpected additional input data for model 'm'"),
+        (
+            request(vec![tensor("INT8", None)], vec![&[1], &[2]]),
+            3,
+            "unexpected additional input data for model 'm'",
+        ),
         (
             request(vec![tensor("FP32", ints(&[1]))], vec![]),
             3,
-            "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', expected datatype 'FP32'",
+            "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', \
+             expected datatype 'FP32'",
         ),
         (
             request(
-                vec![tensor("INT32", ints(&[1]).map(|ints| InferTensorContents { fp32_contents: vec![1.0], ..ints }))],
+                vec![tensor(
+                    "INT32",
+                    ints(&[1]).map(|ints| InferTensorContents { fp32_contents: vec![1.0], ..ints }),
+                )],
                 vec![],
             ),
             3,
             "binary data was already supplied.",
         ),
-        (request(vec![tensor("FP16", ints(&[1]))], vec![]), 3, "unexpected explicit tensor data for input tensor 'X'"),
+        (
+            request(vec![tensor("FP16", ints(&[1]))], vec![]),
+            3,
+            "unexpected explicit tensor data for input tensor 'X'",
+        ),
         (
             request(vec![tensor("INT8", ints(&[300]))], vec![]),
             3,
             "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8",
         ),
-        (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is not one of BOOL"),
+        (
+            request(vec![tensor("F", None)], vec![&[1]]),
+            3,
+            "invalid datatype for input X: 'F' is not one of BOOL",
+        ),
         (region(false, None), 3, "'shared_memory_byte_size' must be specified along with"),
-        (region(true, ints(&[1])), 3, "unexpected 'content' provided when using shared memory for input tensor 'X'"),
+        (
+            region(true, ints(&[1])),
+            3,
+            "unexpected 'content' provided when using shared memory for input tensor 'X'",
+        ),
         (
             with_parameter("sequence_id", choice(ParameterChoice::BoolParam(true))),
             3,
@@ -211,8 +262,16 @@ fn errors_have_tritons_code_and_text() {
             3,
             "invalid value -1 for 'priority' parameter",
         ),
-        (with_parameter("triton_x", text("x")), 3, "parameter keys starting with 'triton_' are reserved"),
-        (with_parameter("mine", InferParameter::default()), 3, "invalid value type for 'mine' parameter"),
+        (
+            with_parameter("triton_x", text("x")),
+            3,
+            "parameter keys starting with 'triton_' are reserved",
+        ),
+        (
+            with_parameter("mine", InferParameter::default()),
+            3,
+            "invalid value type for 'mine' parameter",
+        ),
     ] {
         let error = decode(message).map(|_| ()).unwrap_err();
         assert_eq!(error.code.grpc_code(), code, "{error}");
@@ -222,7 +281,11 @@ fn errors_have_tritons_code_and_text() {
 
 #[test]
 fn outputs_are_raw() {
-    let tensor = Tensor { datatype: DataType::Bf16, shape: vec![1], data: Bytes::from_static(&[1, 2]).into() };
+    let tensor = Tensor {
+        datatype: DataType::Bf16,
+        shape: vec![1],
+        data: Bytes::from_static(&[1, 2]).into(),
+    };
     let response = InferResponse {
         model_name: "m".into(),
         parameters: vec![("p".into(), Parameter::Uint(1))],
@@ -235,11 +298,14 @@ fn outputs_are_raw() {
     assert_eq!(message.parameters["p"], choice(ParameterChoice::Uint64Param(1)));
 }
 
-/// Many short strings must decode in linear time; the bound is generous, and only quadratic time exceeds it.
+/// Many short strings must decode in linear time; the bound is generous, and only quadratic time
+/// exceeds it.
 #[test]
 fn many_strings_decode_in_linear_time() {
-    let contents =
-        InferTensorContents { bytes_contents: vec![Bytes::from_static(b"x"); 100_000], ..Default::default() };
+    let contents = InferTensorContents {
+        bytes_contents: vec![Bytes::from_static(b"x"); 100_000],
+        ..Default::default()
+    };
     let bytes = request(vec![tensor("BYTES", Some(contents))], vec![]).encode_to_vec();
     let start = pharos_os::clock::now();
     let decoded = decode(ModelInferRequest::decode(Bytes::from(bytes)).unwrap()).unwrap();

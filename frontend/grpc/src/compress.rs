@@ -1,4 +1,5 @@
-//! Compresses the messages of an answer for clients that request it. Large messages are compressed on blocking threads.
+//! Compresses the messages of an answer for clients that request it. Large messages are compressed
+//! on blocking threads.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -33,7 +34,11 @@ pub(super) fn accepted(headers: &HeaderMap) -> Option<Format> {
 }
 
 /// Compresses an answer. An answer that consists only of a status is returned unchanged.
-pub(super) fn compressed(mut response: Response<Body>, format: Format, budget: &Budget) -> Response<Body> {
+pub(super) fn compressed(
+    mut response: Response<Body>,
+    format: Format,
+    budget: &Budget,
+) -> Response<Body> {
     if response.headers().contains_key("grpc-status") || !response.status().is_success() {
         return response;
     }
@@ -69,7 +74,8 @@ struct Compressed {
 }
 
 impl Compressed {
-    /// Parses the next message as far as it has been received, and starts compressing a complete one.
+    /// Parses the next message as far as it has been received, and starts compressing a complete
+    /// one.
     fn advance(&mut self) -> Result<(), Status> {
         if self.partial.head().is_none() {
             self.partial.take_head(&mut self.rest);
@@ -87,7 +93,9 @@ impl Compressed {
                 let _permit = permit;
                 pack(&message, format)
             });
-            work.await.unwrap_or_else(|error| Err(Status::internal(format!("compressing a message failed: {error}"))))
+            work.await.unwrap_or_else(|error| {
+                Err(Status::internal(format!("compressing a message failed: {error}")))
+            })
         }));
         Ok(())
     }
@@ -97,7 +105,8 @@ impl Compressed {
 fn pack(message: &Data, format: Format) -> Result<Bytes, Status> {
     // The level that the gRPC libraries use.
     let packed = deflate(message.pieces().iter(), format, Compression::new(6));
-    let packed = packed.map_err(|error| Status::internal(format!("cannot compress a message: {error}")))?;
+    let packed =
+        packed.map_err(|error| Status::internal(format!("cannot compress a message: {error}")))?;
     let mut whole = BytesMut::from(&*Head { flag: 1, length: packed.len() }.bytes());
     whole.extend_from_slice(&packed);
     Ok(whole.freeze())
@@ -107,7 +116,10 @@ impl http_body::Body for Compressed {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         loop {
             if let Some(data) = this.ready.pop_front() {

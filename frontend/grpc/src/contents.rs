@@ -1,4 +1,5 @@
-//! Converts typed tensor contents, an encoded `InferTensorContents`, to the tensor's little-endian bytes.
+//! Converts typed tensor contents, an encoded `InferTensorContents`, to the tensor's little-endian
+//! bytes.
 
 use std::fmt::Display;
 
@@ -16,7 +17,8 @@ pub(super) struct Of<'a> {
     pub(super) datatype: DataType,
 }
 
-/// The fields of `InferTensorContents` in the order of their numbers, from 1, each named by its datatype.
+/// The fields of `InferTensorContents` in the order of their numbers, from 1, each named by its
+/// datatype.
 const FIELDS: [&str; 8] = ["BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES"];
 
 /// The number of `bytes_contents`.
@@ -25,8 +27,8 @@ const STRINGS: u32 = 8;
 /// Returns the bytes of `contents`; `None` if no field is set.
 ///
 /// # Errors
-/// Fails if the contents are malformed, if a set field does not match the datatype, or if a number is out of the datatype's range
-/// (Triton wraps it silently).
+/// Fails if the contents are malformed, if a set field does not match the datatype, or if a number
+/// is out of the datatype's range (Triton wraps it silently).
 pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
     let set = fields_set(contents).ok_or_else(|| malformed(of))?;
     let mut set = (1..).zip(FIELDS).zip(set).filter(|(_, set)| *set).map(|(field, _)| field);
@@ -34,13 +36,14 @@ pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, Infe
     let Of { input, model, datatype } = of;
     if set.next().is_some() {
         return Err(InferError::invalid(format!(
-            "unexpected explicit tensor data for input tensor '{input}' for model '{model}', binary data was already supplied."
+            "unexpected explicit tensor data for input tensor '{input}' for model '{model}', \
+             binary data was already supplied."
         )));
     }
     if Some(field) != field_of(datatype) {
         return Err(InferError::invalid(format!(
-            "unexpected explicit tensor data for input tensor '{input}' for model '{model}' of type '{field}', \
-             expected datatype '{datatype}'"
+            "unexpected explicit tensor data for input tensor '{input}' for model '{model}' of \
+             type '{field}', expected datatype '{datatype}'"
         )));
     }
     // Others may be there without elements.
@@ -60,7 +63,8 @@ fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
     let mut set = [false; FIELDS.len()];
     let mut fields = Fields::of(contents);
     for field in fields.by_ref() {
-        // The fields of a group are not those of the contents. No version of the protocol has groups.
+        // The fields of a group are not those of the contents. No version of the protocol has
+        // groups.
         if matches!(field.wire_type, WireType::StartGroup | WireType::EndGroup) {
             return None;
         }
@@ -68,7 +72,8 @@ fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
             continue;
         }
         // Packed numbers may be none; a string may be empty.
-        *set.get_mut(field.number as usize - 1)? |= field.number == STRINGS || !field.value.is_empty();
+        *set.get_mut(field.number as usize - 1)? |=
+            field.number == STRINGS || !field.value.is_empty();
     }
     fields.rest().is_empty().then_some(set)
 }
@@ -88,7 +93,9 @@ fn field_of(datatype: DataType) -> Option<&'static str> {
 }
 
 fn malformed(Of { input, model, .. }: Of<'_>) -> InferError {
-    InferError::invalid(format!("the contents of input tensor '{input}' for model '{model}' are malformed"))
+    InferError::invalid(format!(
+        "the contents of input tensor '{input}' for model '{model}' are malformed"
+    ))
 }
 
 /// Appends the elements of a field: packed numbers, one number, or a string.
@@ -106,13 +113,19 @@ fn append(out: &mut Vec<u8>, field: Field<'_>, of: Of<'_>) -> Result<(), InferEr
     }
     match of.datatype {
         DataType::Bool => numbers(out, value, of, |n| Ok([u8::from(n != 0)])),
-        DataType::Int8 => numbers(out, value, of, |n| fitting(low(n).cast_signed(), i8::to_le_bytes)),
-        DataType::Int16 => numbers(out, value, of, |n| fitting(low(n).cast_signed(), i16::to_le_bytes)),
+        DataType::Int8 => {
+            numbers(out, value, of, |n| fitting(low(n).cast_signed(), i8::to_le_bytes))
+        }
+        DataType::Int16 => {
+            numbers(out, value, of, |n| fitting(low(n).cast_signed(), i16::to_le_bytes))
+        }
         DataType::Uint8 => numbers(out, value, of, |n| fitting(low(n), u8::to_le_bytes)),
         DataType::Uint16 => numbers(out, value, of, |n| fitting(low(n), u16::to_le_bytes)),
         DataType::Int32 | DataType::Uint32 => numbers(out, value, of, |n| Ok(low(n).to_le_bytes())),
         DataType::Int64 | DataType::Uint64 => numbers(out, value, of, |n| Ok(n.to_le_bytes())),
-        DataType::Fp32 | DataType::Fp64 if !value.len().is_multiple_of(of.datatype.size().unwrap_or(1)) => {
+        DataType::Fp32 | DataType::Fp64
+            if !value.len().is_multiple_of(of.datatype.size().unwrap_or(1)) =>
+        {
             Err(malformed(of))
         }
         DataType::Fp32 | DataType::Fp64 => {
@@ -139,7 +152,8 @@ fn fitting<T: Copy + Display, S: TryFrom<T>, const N: usize>(
     S::try_from(number).map(bytes).map_err(|_| number.to_string())
 }
 
-/// Appends the elements of packed varints. `element` returns the text of a number that is out of range as the error.
+/// Appends the elements of packed varints. `element` returns the text of a number that is out of
+/// range as the error.
 fn numbers<const N: usize>(
     out: &mut Vec<u8>,
     mut packed: &[u8],
@@ -153,7 +167,8 @@ fn numbers<const N: usize>(
         let bytes = element(number).map_err(|number| {
             let Of { input, model, datatype } = of;
             InferError::invalid(format!(
-                "value {number} of input tensor '{input}' for model '{model}' is out of range for datatype {datatype}"
+                "value {number} of input tensor '{input}' for model '{model}' is out of range for \
+                 datatype {datatype}"
             ))
         })?;
         out.extend_from_slice(&bytes);

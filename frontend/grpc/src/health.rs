@@ -14,12 +14,21 @@ pub(super) struct HealthService(pub(super) SharedService);
 impl Health for HealthService {
     type WatchStream = Empty<Result<HealthCheckResponse, Status>>;
 
-    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
-        let status = if self.0.ready() { ServingStatus::Serving } else { ServingStatus::NotServing };
+    async fn check(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let status =
+            if self.0.ready() { ServingStatus::Serving } else { ServingStatus::NotServing };
         Ok(Response::new(HealthCheckResponse { status: status.into() }))
     }
 
-    async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("Watch is not supported by this version of the server; use Check"))
+    async fn watch(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented(
+            "Watch is not supported by this version of the server; use Check",
+        ))
     }
 }

@@ -57,7 +57,11 @@ impl Inference {
     }
 
     /// Like [`Inference::answer`], for an asynchronous verb.
-    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(SharedService, Q) -> F) -> Answer<A>
+    async fn answer_later<Q, A, F>(
+        &self,
+        request: Request<Q>,
+        verb: impl FnOnce(SharedService, Q) -> F,
+    ) -> Answer<A>
     where
         F: Future<Output = Result<A, InferError>>,
     {
@@ -66,7 +70,8 @@ impl Inference {
 }
 
 fn ready_error(error: InferError) -> Result<bool, InferError> {
-    // Clients expect OK and `false` for an unknown or unloaded model; only an invalid question is an error.
+    // Clients expect OK and `false` for an unknown or unloaded model; only an invalid question is
+    // an error.
     match error.reason {
         Reason::UnknownModel | Reason::NotReady => Ok(false),
         _ => Err(error),
@@ -105,7 +110,8 @@ impl GrpcInferenceService for Inference {
         request: Request<proto::ModelReadyRequest>,
     ) -> Answer<proto::ModelReadyResponse> {
         self.answer_later(request, |service, asked| async move {
-            let ready = service.model_ready(&asked.name, &asked.version).await.or_else(ready_error)?;
+            let ready =
+                service.model_ready(&asked.name, &asked.version).await.or_else(ready_error)?;
             Ok(proto::ModelReadyResponse { ready })
         })
         .await
@@ -155,7 +161,8 @@ impl GrpcInferenceService for Inference {
             call.deadline().map(|deadline| deadline.limit)
         };
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
-        let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
+        let allows_large_outputs =
+            request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
         let answer = {
             // Pinned here: passed by value, it would be copied several times.
             let infer = pin!(async {
@@ -190,10 +197,12 @@ impl GrpcInferenceService for Inference {
         {
             let mut call = call.lock();
             call.do_not_count();
-            // The times of its requests are not known when a stream begins, and there may be any number of requests.
+            // The times of its requests are not known when a stream begins, and there may be any
+            // number of requests.
             call.read_headers(request.metadata().as_ref());
         }
-        let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
+        let errors_as_status =
+            request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();
         let options = stream::StreamOptions { errors_as_status, metadata, call };
         Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), options)))
@@ -215,7 +224,9 @@ impl GrpcInferenceService for Inference {
     ) -> Answer<proto::ModelStatisticsResponse> {
         self.answer(request, |service, asked| {
             let models = service.statistics(&asked.name, &asked.version)?;
-            Ok(proto::ModelStatisticsResponse { model_stats: models.into_iter().map(statistics::message).collect() })
+            Ok(proto::ModelStatisticsResponse {
+                model_stats: models.into_iter().map(statistics::message).collect(),
+            })
         })
     }
 

@@ -1,7 +1,9 @@
-//! Transfers the large tensors of `ModelInfer` past the library's message buffers, which would copy every byte once in each
-//! direction. The large raw inputs of a request are removed from its body before the message is decoded, and stored in the call's
-//! extensions as the pieces in which they were received. The raw outputs of an answer are stored in its extensions and appended
-//! to the encoded message when the body is sent. Protobuf allows fields in any order, so clients see no difference.
+//! Transfers the large tensors of `ModelInfer` past the library's message buffers, which would copy
+//! every byte once in each direction. The large raw inputs of a request are removed from its body
+//! before the message is decoded, and stored in the call's extensions as the pieces in which they
+//! were received. The raw outputs of an answer are stored in its extensions and appended
+//! to the encoded message when the body is sent. Protobuf allows fields in any order, so clients
+//! see no difference.
 //!
 //! Anything but a plain uncompressed message is left to the library, which reports errors.
 
@@ -20,7 +22,8 @@ use pharos_listener::receiving::grpc::bounded::MAX_FIELDS;
 
 /// Smaller messages are not worth the effort.
 const LARGE: usize = 32 << 10;
-/// The size of a message's head: the compressed flag and the length (gRPC over HTTP/2, "Length-Prefixed-Message").
+/// The size of a message's head: the compressed flag and the length (gRPC over HTTP/2,
+/// "Length-Prefixed-Message").
 const PREFIX: usize = 5;
 /// `ModelInferRequest.raw_input_contents`, `ModelInferResponse.raw_output_contents`.
 const RAW_INPUTS: u64 = 7;
@@ -62,7 +65,8 @@ impl Outputs {
 #[derive(Clone, Copy)]
 pub(super) struct AllowsLargeOutputs;
 
-/// Moves the large inputs of a call to its extensions. Completes when the whole message is received or turns out not to qualify.
+/// Moves the large inputs of a call to its extensions. Completes when the whole message is received
+/// or turns out not to qualify.
 pub(super) async fn take<B>(request: Request<B>) -> Request<Rest<B>>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -80,7 +84,8 @@ where
     Request::from_parts(parts, rest)
 }
 
-/// Reads a large message; `rest` keeps everything that was received. Returns `None` unless it is a large uncompressed message.
+/// Reads a large message; `rest` keeps everything that was received. Returns `None` unless it is a
+/// large uncompressed message.
 async fn read<B>(rest: &mut Rest<B>) -> Option<Data>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -95,16 +100,21 @@ where
                 rest.front.push_back(data.clone());
                 if whole.is_none() {
                     let (prefix, _) = data.split_at_checked(PREFIX)?;
-                    let [0, length @ ..] = <[u8; PREFIX]>::try_from(prefix).ok()? else { return None };
+                    let [0, length @ ..] = <[u8; PREFIX]>::try_from(prefix).ok()? else {
+                        return None;
+                    };
                     let length = u32::from_be_bytes(length) as usize;
-                    whole = (LARGE..=super::MAX_MESSAGE).contains(&length).then_some(PREFIX + length);
+                    whole =
+                        (LARGE..=super::MAX_MESSAGE).contains(&length).then_some(PREFIX + length);
                     whole?;
                 }
                 came.push(data);
             }
             other => {
                 // Trailers, an error or the end: left to the library.
-                let other = other.map(|frame| frame.map(|data| data.map_or_else(|trailers| trailers, Frame::data)));
+                let other = other.map(|frame| {
+                    frame.map(|data| data.map_or_else(|trailers| trailers, Frame::data))
+                });
                 rest.then = Some(other.map(|frame| frame.map_err(Into::into)));
                 return None;
             }
@@ -116,8 +126,8 @@ where
     (message.len() + PREFIX == whole).then_some(message)
 }
 
-/// Removes the large inputs from a message. Returns the remaining message with its prefix, and the inputs; `None` if the message
-/// has none or is malformed.
+/// Removes the large inputs from a message. Returns the remaining message with its prefix, and the
+/// inputs; `None` if the message has none or is malformed.
 pub(super) fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
     let mut head = BytesMut::with_capacity(1024);
     let mut inputs = Vec::new();
@@ -197,7 +207,10 @@ where
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Some(data) = self.front.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
@@ -223,9 +236,8 @@ where
 /// Moves the outputs in an answer's extensions to its body.
 pub(super) fn reassemble(mut response: Response<Body>) -> Response<Body> {
     match response.extensions_mut().remove::<Outputs>() {
-        Some(Outputs(outputs)) => {
-            response.map(|body| Body::new(Whole { body, outputs: Some(outputs), more: VecDeque::new() }))
-        }
+        Some(Outputs(outputs)) => response
+            .map(|body| Body::new(Whole { body, outputs: Some(outputs), more: VecDeque::new() })),
         None => response,
     }
 }
@@ -238,7 +250,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// Returns the message with a length that includes the outputs, and the header of the first output; `more` gets the rest.
+    /// Returns the message with a length that includes the outputs, and the header of the first
+    /// output; `more` gets the rest.
     fn join(&mut self, message: &Bytes, outputs: &[Data]) -> Option<Bytes> {
         let mut next = BytesMut::with_capacity(message.len() + 16);
         next.put_slice(message);
@@ -270,18 +283,24 @@ impl http_body::Body for Whole {
     type Data = Bytes;
     type Error = tonic::Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if let Some(data) = self.more.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         let Some(outputs) = self.outputs.take() else { return Poll::Ready(frame) };
-        // The library sends a message as one frame. Without a frame the call has failed and nothing is appended.
+        // The library sends a message as one frame. Without a frame the call has failed and nothing
+        // is appended.
         let joined = match frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
             Some(message) => self.join(message, &outputs).map(Frame::data),
             None => return Poll::Ready(frame),
         };
-        Poll::Ready(Some(joined.ok_or_else(|| tonic::Status::internal("the answer has no valid length"))))
+        Poll::Ready(Some(
+            joined.ok_or_else(|| tonic::Status::internal("the answer has no valid length")),
+        ))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -304,7 +323,10 @@ mod tests {
         type Data = Bytes;
         type Error = BoxError;
 
-        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
             let data = self.0.pop_front().map(|data| Ok(Frame::data(data)));
             Poll::Ready(data.or_else(|| self.1.take().map(Err)))
         }
@@ -333,13 +355,17 @@ mod tests {
 
     fn cut(bytes: &[u8], cuts: &[usize]) -> VecDeque<Bytes> {
         let mut bytes = Bytes::copy_from_slice(bytes);
-        let mut frames: VecDeque<Bytes> = cuts.iter().map(|&cut| bytes.split_to(cut.min(bytes.len()))).collect();
+        let mut frames: VecDeque<Bytes> =
+            cuts.iter().map(|&cut| bytes.split_to(cut.min(bytes.len()))).collect();
         frames.push_back(bytes);
         frames
     }
 
     fn request(lengths: &[usize]) -> ModelInferRequest {
-        let raw = lengths.iter().enumerate().map(|(at, &length)| vec![u8::try_from(at).unwrap() + 1; length].into());
+        let raw = lengths
+            .iter()
+            .enumerate()
+            .map(|(at, &length)| vec![u8::try_from(at).unwrap() + 1; length].into());
         ModelInferRequest {
             model_name: "m".repeat(300),
             id: "1".into(),
@@ -396,7 +422,9 @@ mod tests {
         let whole = framed(&large, 0);
         let mut more = whole.clone();
         more.push(0);
-        for bytes in [framed(&large, 1), framed(&request(&[20_000]), 0), whole[..90_000].to_vec(), more] {
+        for bytes in
+            [framed(&large, 1), framed(&request(&[20_000]), 0), whole[..90_000].to_vec(), more]
+        {
             let (came, inputs, failed) = taken(cut(&bytes, &[1000, 50_000]), None);
             assert!(came == bytes && inputs.0.is_empty() && !failed);
         }
@@ -406,9 +434,16 @@ mod tests {
 
     #[test]
     fn outputs_are_appended_to_the_answer() {
-        let head = ModelInferResponse { model_name: "m".into(), id: "7".into(), ..ModelInferResponse::default() };
-        let raw: [Data; 3] =
-            [vec![1; 70_000].into(), Data::new(), vec![Bytes::from(vec![2; 9]), Bytes::from(vec![3; 9000])].into()];
+        let head = ModelInferResponse {
+            model_name: "m".into(),
+            id: "7".into(),
+            ..ModelInferResponse::default()
+        };
+        let raw: [Data; 3] = [
+            vec![1; 70_000].into(),
+            Data::new(),
+            vec![Bytes::from(vec![2; 9]), Bytes::from(vec![3; 9000])].into(),
+        ];
         let outputs = Outputs::of(raw.to_vec()).unwrap();
         let mut response = Response::new(Body::new(Frames(cut(&framed(&head, 0), &[]), None)));
         response.extensions_mut().insert(outputs);
@@ -416,7 +451,8 @@ mod tests {
         assert!(!failed);
         let whole = ModelInferResponse::decode(&bytes[PREFIX..]).unwrap();
         assert_eq!(bytes, framed(&whole, 0));
-        let expected = ModelInferResponse { raw_output_contents: raw.map(Data::join).to_vec(), ..head };
+        let expected =
+            ModelInferResponse { raw_output_contents: raw.map(Data::join).to_vec(), ..head };
         assert_eq!(whole, expected);
         assert!(Outputs::of(vec![vec![0; 100].into()]).is_err());
     }

@@ -1,7 +1,8 @@
-//! The gRPC edge: `inference.GRPCInferenceService`, health, load reports and reflection (spec 1.2, 2.5).
+//! The gRPC edge: `inference.GRPCInferenceService`, health, load reports and reflection (spec 1.2,
+//! 2.5).
 //!
-//! Handlers translate between messages and the verbs of a `pharos::service::Service` and make no other decisions.
-//! A [`pharos_edge::Call`] counts every request once.
+//! Handlers translate between messages and the verbs of a `pharos::service::Service` and make no
+//! other decisions. A [`pharos_edge::Call`] counts every request once.
 
 mod call;
 pub mod codec;
@@ -60,7 +61,8 @@ use pharos_listener::{self as listener, PhaseReceiver, RequestBody};
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));
     /// The descriptors of the proto files, for reflection.
-    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/grpc_service.bin"));
+    pub const FILE_DESCRIPTOR_SET: &[u8] =
+        include_bytes!(concat!(env!("OUT_DIR"), "/grpc_service.bin"));
 }
 
 /// The name of the v2 protocol's service.
@@ -99,7 +101,8 @@ pub fn connections() -> listener::Settings {
 #[error("cannot offer gRPC reflection: {0}")]
 pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 
-/// Spawns a task that serves gRPC on `listener` until `phases` signals shutdown and all calls in flight are answered.
+/// Spawns a task that serves gRPC on `listener` until `phases` signals shutdown and all calls in
+/// flight are answered.
 ///
 /// # Errors
 /// The compiled-in descriptors are invalid.
@@ -117,7 +120,8 @@ pub fn serve(
 
 type InferenceServer = GrpcInferenceServiceServer<Inference>;
 
-/// All services, by path. Inference calls skip the router, because the other services are called rarely.
+/// All services, by path. Inference calls skip the router, because the other services are called
+/// rarely.
 #[derive(Clone)]
 struct Dispatch {
     plain: InferenceServer,
@@ -125,8 +129,9 @@ struct Dispatch {
     body_timeout: Duration,
     budget: Budget,
     limits: Limits,
-    /// Whether answers are compressed for all clients that accept it. gRPC clients announce support in every call; compressing
-    /// the request is what signals that the client wants compressed answers.
+    /// Whether answers are compressed for all clients that accept it. gRPC clients announce
+    /// support in every call; compressing the request is what signals that the client wants
+    /// compressed answers.
     compress: bool,
 }
 
@@ -146,7 +151,8 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
             .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(load_report::proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        let own = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
+        let own =
+            ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
         names.iter().chain(&own).fold(builder, |builder, name| builder.with_service_name(*name))
     };
     Ok(services.add_service(builder().build_v1()?).add_service(builder().build_v1alpha()?))
@@ -162,9 +168,21 @@ pub fn services(service: SharedService, settings: Settings) -> Result<Services, 
 }
 
 /// Builds all services behind the tokens and restrictions of their settings.
-fn admitted_services(service: SharedService, settings: Settings) -> Result<Admission<Dispatch>, ReflectionError> {
-    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service, timing } =
-        settings;
+fn admitted_services(
+    service: SharedService,
+    settings: Settings,
+) -> Result<Admission<Dispatch>, ReflectionError> {
+    let Settings {
+        restricted,
+        access,
+        forward,
+        body_timeout,
+        compress,
+        budget,
+        limits,
+        other_service,
+        timing,
+    } = settings;
     let inference = Arc::new(Inference(service.clone()));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -173,8 +191,10 @@ fn admitted_services(service: SharedService, settings: Settings) -> Result<Admis
         .max_encoding_message_size(MAX_MESSAGE);
     let health = Routes::new(HealthServer::new(HealthService(service.clone())));
     let load_reports = OpenRcaServiceServer::from_arc(Arc::new(OpenRca::new(service.clone())));
-    let others = health.add_service(load_reports.max_decoding_message_size(load_report::MAX_REQUEST));
-    let names = [SERVICE, "grpc.health.v1.Health", load_report::SERVICE].into_iter().chain(other_service);
+    let others =
+        health.add_service(load_reports.max_decoding_message_size(load_report::MAX_REQUEST));
+    let names =
+        [SERVICE, "grpc.health.v1.Health", load_report::SERVICE].into_iter().chain(other_service);
     let others = with_reflection(others, &names.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
     let policy = Arc::new(ServerPolicy { service, access, restricted, timing });
@@ -196,8 +216,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The gRPC protocol requires this status; 200 would look like success to a client that does not use gRPC.
-        let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+        // The gRPC protocol requires this status; 200 would look like success to a client that does
+        // not use gRPC.
+        let content_type =
+            request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         if !content_type.starts_with(b"application/grpc") {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
@@ -221,7 +243,10 @@ where
         let mut plain = self.plain.clone();
         Box::pin(async move {
             let response = match is_infer {
-                true => plain.call(large_tensors::take(request).await).await.map(large_tensors::reassemble),
+                true => plain
+                    .call(large_tensors::take(request).await)
+                    .await
+                    .map(large_tensors::reassemble),
                 false => plain.call(request).await,
             }?;
             Ok(match answer_format {

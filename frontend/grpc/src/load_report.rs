@@ -1,4 +1,5 @@
-//! `xds.service.orca.v3.OpenRcaService`: streams of the server's load reports, for load balancers that see no responses.
+//! `xds.service.orca.v3.OpenRcaService`: streams of the server's load reports, for load balancers
+//! that see no responses.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -61,13 +62,16 @@ impl OpenRca {
 impl OpenRcaService for OpenRca {
     type StreamCoreMetricsStream = LoadReports;
 
-    /// Reports the load now and then at the interval of the request, rounded up to a multiple of the sampling period.
+    /// Reports the load now and then at the interval of the request, rounded up to a multiple of
+    /// the sampling period.
     async fn stream_core_metrics(
         self: Arc<Self>,
         request: Request<OrcaLoadReportRequest>,
     ) -> Result<Response<LoadReports>, Status> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
-            let text = format!("too many streams of load reports: at most {MAX_STREAMS} may be open at once");
+            let text = format!(
+                "too many streams of load reports: at most {MAX_STREAMS} may be open at once"
+            );
             let error = InferError::new(ErrorCode::Unavailable, Reason::QueueFull, text);
             return Err(status(error));
         };
@@ -76,7 +80,8 @@ impl OpenRcaService for OpenRca {
     }
 }
 
-/// Returns the number of sampling periods in an interval, rounded up; 1 for none, or one that is not positive.
+/// Returns the number of sampling periods in an interval, rounded up; 1 for none, or one that is
+/// not positive.
 fn periods(interval: Option<Duration>) -> u64 {
     let Duration { seconds, nanos } = interval.unwrap_or_default();
     let whole = u64::try_from(seconds).unwrap_or_default().saturating_add(u64::from(nanos > 0));
@@ -97,7 +102,12 @@ pub(super) struct LoadReports {
 
 impl LoadReports {
     /// Returns a report now, and then one after every so many periods.
-    fn new(service: SharedService, period: std::time::Duration, every: u64, place: OwnedSemaphorePermit) -> Self {
+    fn new(
+        service: SharedService,
+        period: std::time::Duration,
+        every: u64,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let open = service.stream_open(Protocol::Grpc);
@@ -116,7 +126,9 @@ impl Stream for LoadReports {
             }
             if self.until_next == 0 {
                 self.until_next = self.every - 1;
-                return Poll::Ready(Some(Ok(RawMessage(self.service.load_report("", "").message()))));
+                return Poll::Ready(Some(Ok(RawMessage(
+                    self.service.load_report("", "").message(),
+                ))));
             }
             self.until_next -= 1;
         }
@@ -139,7 +151,10 @@ mod tests {
     #[test]
     fn intervals_are_whole_periods() {
         let of = |seconds, nanos| periods(Some(Duration { seconds, nanos }));
-        assert_eq!((periods(None), of(0, 0), of(0, 1), of(-5, -1), of(0, i32::MIN)), (1, 1, 1, 1, 1));
+        assert_eq!(
+            (periods(None), of(0, 0), of(0, 1), of(-5, -1), of(0, i32::MIN)),
+            (1, 1, 1, 1, 1)
+        );
         assert_eq!((of(1, 0), of(1, 1), of(30, 0), of(i64::MAX, 1)), (1, 2, 30, 1 << 63));
         assert_eq!(of(i64::MIN, i32::MAX), 1);
     }

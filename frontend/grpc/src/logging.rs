@@ -14,16 +14,23 @@ use super::proto::{LogSettingsRequest, LogSettingsResponse};
 /// Applies the changes in the request and returns all settings.
 ///
 /// # Errors
-/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the log file; on an error nothing changes.
-pub(super) fn settings(service: &dyn Service, request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
+/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the log file; on an error nothing
+/// changes.
+pub(super) fn settings(
+    service: &dyn Service,
+    request: LogSettingsRequest,
+) -> Result<LogSettingsResponse, InferError> {
     let mut update = LogUpdate::default();
     for (name, Asked { parameter_choice }) in request.settings {
         if let Some(choice) = parameter_choice {
             setting(&name, choice, &mut update)?;
         }
     }
-    let settings =
-        if update == LogUpdate::default() { service.log_settings() } else { service.update_log_settings(update) };
+    let settings = if update == LogUpdate::default() {
+        service.log_settings()
+    } else {
+        service.update_log_settings(update)
+    };
     Ok(LogSettingsResponse { settings: shown(settings) })
 }
 

@@ -4,8 +4,8 @@ use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType};
 use prost::{DecodeError, Message};
 
-/// A message as the core encoded it: `inference.ModelConfig`, `xds.data.orca.v3.OrcaLoadReport`. Only sent, never received:
-/// decoding yields an empty message.
+/// A message as the core encoded it: `inference.ModelConfig`, `xds.data.orca.v3.OrcaLoadReport`.
+/// Only sent, never received: decoding yields an empty message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawMessage(pub Bytes);
 

@@ -8,8 +8,9 @@ use pharos::service::SharedService;
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::repository_index_response::ModelIndex;
 use super::proto::{
-    ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
-    RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
+    ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse,
+    RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+    RepositoryModelUnloadResponse,
 };
 
 /// Refuses a repository name: the request cannot select a repository.
@@ -25,12 +26,13 @@ pub(super) async fn index(
     request: RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, InferError> {
     refuse_name(&request.repository_name)?;
-    let models = service.repository_index(request.ready).await?.into_iter().map(|entry| ModelIndex {
-        name: entry.name,
-        version: entry.version.map_or_else(String::new, |version| version.to_string()),
-        state: entry.state.map_or("", State::as_str).to_owned(),
-        reason: entry.reason.to_string(),
-    });
+    let models =
+        service.repository_index(request.ready).await?.into_iter().map(|entry| ModelIndex {
+            name: entry.name,
+            version: entry.version.map_or_else(String::new, |version| version.to_string()),
+            state: entry.state.map_or("", State::as_str).to_owned(),
+            reason: entry.reason.to_string(),
+        });
     Ok(RepositoryIndexResponse { models: models.collect() })
 }
 
@@ -39,24 +41,32 @@ pub(super) async fn load(
     request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, InferError> {
     refuse_name(&request.repository_name)?;
-    let parameters = request.parameters.into_iter().map(|(name, parameter)| load_parameter(name, parameter));
+    let parameters =
+        request.parameters.into_iter().map(|(name, parameter)| load_parameter(name, parameter));
     let parameters = parameters.collect::<Result<Vec<_>, _>>()?;
     service.load_model(&request.model_name, parameters).await?;
     Ok(RepositoryModelLoadResponse {})
 }
 
 /// Converts a parameter of a load.
-fn load_parameter(name: String, parameter: ModelRepositoryParameter) -> Result<(String, Bytes), InferError> {
+fn load_parameter(
+    name: String,
+    parameter: ModelRepositoryParameter,
+) -> Result<(String, Bytes), InferError> {
     let wrong = |expected: &str| {
         let text = format!("invalid value type for load parameter '{name}', expected {expected}.");
         Err(InferError::invalid(text))
     };
     let value = match (LoadParameter::of(&name), parameter.parameter_choice) {
-        (Some(LoadParameter::Config), Some(ParameterChoice::StringParam(text))) => Bytes::from(text),
+        (Some(LoadParameter::Config), Some(ParameterChoice::StringParam(text))) => {
+            Bytes::from(text)
+        }
         (Some(LoadParameter::Config), _) => return wrong("string_param"),
         (Some(LoadParameter::File), Some(ParameterChoice::BytesParam(bytes))) => bytes,
         (Some(LoadParameter::File), _) => return wrong("bytes_param"),
-        (None, _) => return Err(InferError::invalid(format!("unrecognized load parameter '{name}'."))),
+        (None, _) => {
+            return Err(InferError::invalid(format!("unrecognized load parameter '{name}'.")));
+        }
     };
     Ok((name, value))
 }
@@ -69,7 +79,9 @@ pub(super) async fn unload(
     // Unknown parameters are ignored, as by Triton.
     let dependents = match request.parameters.get("unload_dependents") {
         None => false,
-        Some(ModelRepositoryParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) }) => *value,
+        Some(ModelRepositoryParameter {
+            parameter_choice: Some(ParameterChoice::BoolParam(value)),
+        }) => *value,
         Some(_) => {
             let text = "invalid value type for 'unload_dependents' parameter, expected bool_param.";
             return Err(InferError::invalid(text));

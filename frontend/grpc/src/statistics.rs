@@ -1,7 +1,8 @@
 //! Converts the statistics of a model version to a message.
 
 use pharos::metrics::statistics::{
-    InferBatchStatistics, InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
+    InferBatchStatistics, InferResponseStatistics, InferStatistics, ModelStatistics,
+    StatisticDuration,
 };
 
 use super::proto;
@@ -19,7 +20,11 @@ pub(super) fn message(model: ModelStatistics) -> proto::ModelStatistics {
         inference_stats: Some(inference(model.inference_stats)),
         batch_stats: model.batch_stats.into_iter().map(batch).collect(),
         memory_usage: memory
-            .map(|usage| proto::MemoryUsage { r#type: usage.kind, id: usage.id, byte_size: usage.byte_size })
+            .map(|usage| proto::MemoryUsage {
+                r#type: usage.kind,
+                id: usage.id,
+                byte_size: usage.byte_size,
+            })
             .collect(),
         response_stats: responses.map(|(key, one)| (key, response(one))).collect(),
     }

@@ -1,6 +1,6 @@
-//! `ModelStreamInfer`. As many requests run concurrently as the [window](super::window) admits. Answers of ordinary models keep
-//! the order of their requests; responses of decoupled models are sent as they are produced. An error is an answer and does not
-//! end the stream.
+//! `ModelStreamInfer`. As many requests run concurrently as the [window](super::window) admits.
+//! Answers of ordinary models keep the order of their requests; responses of decoupled models are
+//! sent as they are produced. An error is an answer and does not end the stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -39,7 +39,8 @@ struct Answer {
 impl Answer {
     /// Returns the size of the answer's tensors in bytes.
     fn bytes(&self) -> u64 {
-        let outputs = self.message.infer_response.iter().flat_map(|response| &response.raw_output_contents);
+        let outputs =
+            self.message.infer_response.iter().flat_map(|response| &response.raw_output_contents);
         outputs.map(|output| output.len() as u64).sum()
     }
 }
@@ -59,14 +60,16 @@ impl Drop for Running {
 
 /// The answers of a stream.
 pub(super) struct Answers {
-    /// The requests in order. An error is the last entry: the data that followed could not be read as a request.
+    /// The requests in order. An error is the last entry: the data that followed could not be read
+    /// as a request.
     queue: mpsc::UnboundedReceiver<Result<Running, Status>>,
     first: Option<Running>,
     /// Whether the queue is closed and empty.
     queue_ended: bool,
     /// The responses of decoupled models.
     produced: mpsc::Receiver<Answer>,
-    /// Whether a decoupled model was polled last; alternating prevents one kind from starving the other.
+    /// Whether a decoupled model was polled last; alternating prevents one kind from starving the
+    /// other.
     produced_last: bool,
     window: Window,
     errors_as_status: bool,
@@ -100,7 +103,8 @@ pub(super) fn answer(
     let StreamOptions { errors_as_status, metadata, call } = options;
     let deadline = call.lock().deadline().map(|deadline| Box::pin(sleep(deadline.limit)));
     let window = Window::default();
-    let reading = Reading { service, queue: sender, producer, window: window.clone(), metadata, call };
+    let reading =
+        Reading { service, queue: sender, producer, window: window.clone(), metadata, call };
     tokio::spawn(reading.read(requests));
     Answers {
         queue,
@@ -129,7 +133,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads requests until the client ends its side, the connection fails, or the answers are no longer read.
+    /// Reads requests until the client ends its side, the connection fails, or the answers are no
+    /// longer read.
     async fn read(self, mut requests: Streaming<ModelInferRequest>) {
         loop {
             // Wait for a place first: a request must not be read before it can be admitted.
@@ -149,7 +154,8 @@ impl Reading {
                         call.name_model(&message.model_name, &message.model_version);
                         call.child(received)
                     };
-                    // As in Triton, an error before execution has no model name: the model may not exist.
+                    // As in Triton, an error before execution has no model name: the model may not
+                    // exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
                     let begun = tokio::select! {
                         begun = self.begin(message, &mut call) => begun,
@@ -157,7 +163,12 @@ impl Reading {
                     };
                     match begun {
                         Ok(begun) if begun.responses.is_decoupled() => {
-                            tokio::spawn(begun.forward(call, self.producer.clone(), self.window.clone(), place));
+                            tokio::spawn(begun.forward(
+                                call,
+                                self.producer.clone(),
+                                self.window.clone(),
+                                place,
+                            ));
                         }
                         Ok(begun) => {
                             let answer = begun.only(call.traced().cloned(), self.window.clone());
@@ -183,7 +194,11 @@ impl Reading {
     }
 
     /// Passes a request to the engine. Its error is counted with the answer.
-    async fn begin(&self, message: ModelInferRequest, call: &mut Call) -> Result<Begun, InferError> {
+    async fn begin(
+        &self,
+        message: ModelInferRequest,
+        call: &mut Call,
+    ) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         call.begin_trace(&message.model_name, self.metadata.as_ref());
         let begun = self.begin_traced(message, call).await;
@@ -201,15 +216,23 @@ impl Reading {
         call.describe_client_in(&mut decoded, self.service.now());
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
-        // The next request of the stream waits too, because the requests of a sequence must stay in order.
-        self.service.demand(&decoded.model_name, &decoded.model_version, decoded.timeout_us).await?;
+        // The next request of the stream waits too, because the requests of a sequence must stay in
+        // order.
+        self.service
+            .demand(&decoded.model_name, &decoded.model_version, decoded.timeout_us)
+            .await?;
         Ok((self.service.stream(*decoded)?, wants_empty))
     }
 }
 
-/// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach the
-/// engine in order, as sequences require; a task then waits for the answer.
-async fn running(call: Call, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running {
+/// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the
+/// requests of a stream reach the engine in order, as sequences require; a task then waits for the
+/// answer.
+async fn running(
+    call: Call,
+    answer: impl Future<Output = Answer> + Send + 'static,
+    place: OpenRequest,
+) -> Running {
     let mut answer = Box::pin(answer);
     let at_once = std::future::poll_fn(|cx| {
         Poll::Ready(match answer.as_mut().poll(cx) {
@@ -240,7 +263,11 @@ struct Begun {
 
 impl Begun {
     /// Returns the answer of an ordinary model. The request is counted when the answer is sent.
-    fn only(self, traced: Option<Traced>, window: Window) -> impl Future<Output = Answer> + Send + 'static {
+    fn only(
+        self,
+        traced: Option<Traced>,
+        window: Window,
+    ) -> impl Future<Output = Answer> + Send + 'static {
         let Self { request, mut responses, .. } = self;
         async move {
             let answer = match responses.next_response().await {
@@ -255,9 +282,15 @@ impl Begun {
         }
     }
 
-    /// Forwards the responses of a decoupled model until the last one, or until the answers are no longer read.
-    /// `_place` counts the request as open for as long.
-    async fn forward(mut self, mut call: Call, to: mpsc::Sender<Answer>, window: Window, _place: OpenRequest) {
+    /// Forwards the responses of a decoupled model until the last one, or until the answers are no
+    /// longer read. `_place` counts the request as open for as long.
+    async fn forward(
+        mut self,
+        mut call: Call,
+        to: mpsc::Sender<Answer>,
+        window: Window,
+        _place: OpenRequest,
+    ) {
         let mut failed = None;
         let mut bytes = 0;
         let mut largest = 0;
@@ -323,9 +356,13 @@ fn message(request: &Named, streamed: Streamed) -> Answer {
 fn failure(request: &Named, error: InferError, last: bool) -> Answer {
     let id = request.id.clone();
     let model_name = request.model.clone();
-    let response = finally(ModelInferResponse { id, model_name, ..ModelInferResponse::default() }, last);
+    let response =
+        finally(ModelInferResponse { id, model_name, ..ModelInferResponse::default() }, last);
     Answer {
-        message: ModelStreamInferResponse { error_message: error.message, infer_response: Some(response) },
+        message: ModelStreamInferResponse {
+            error_message: error.message,
+            infer_response: Some(response),
+        },
         failed: Some((error.code, error.reason)),
         traced: None,
     }
@@ -337,7 +374,8 @@ fn finally(mut response: ModelInferResponse, last: bool) -> ModelInferResponse {
 }
 
 impl Answers {
-    /// Polls the next answer of an ordinary model, in the order of the requests; `None` after the last.
+    /// Polls the next answer of an ordinary model, in the order of the requests; `None` after the
+    /// last.
     fn poll_ordered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
         if self.queue_ended {
             return Poll::Ready(None);
@@ -352,7 +390,11 @@ impl Answers {
         let Some(running) = &mut self.first else { return Poll::Ready(None) };
         let answer = ready!(Pin::new(&mut running.task).poll(cx)).unwrap_or_else(|error| {
             let unnamed = Named { id: String::new(), model: String::new() };
-            failure(&unnamed, InferError::internal(format!("the task that answers the request failed: {error}")), true)
+            failure(
+                &unnamed,
+                InferError::internal(format!("the task that answers the request failed: {error}")),
+                true,
+            )
         });
         end(&mut running.call, answer.failed);
         self.first = None;
@@ -413,7 +455,9 @@ impl Stream for Answers {
                 this.end();
                 Poll::Ready(Some(Err(error)))
             }
-            Some(Ok(Answer { message, failed: Some((code, reason)), .. })) if this.errors_as_status => {
+            Some(Ok(Answer { message, failed: Some((code, reason)), .. }))
+                if this.errors_as_status =>
+            {
                 this.end();
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }

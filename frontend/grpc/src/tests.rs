@@ -32,7 +32,10 @@ where
     let mut client = client(service);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static(path);
-    client.unary(Call::new(message), path, ProstCodec::<Q, A>::default()).await.map(|answer| answer.into_inner())
+    client
+        .unary(Call::new(message), path, ProstCodec::<Q, A>::default())
+        .await
+        .map(|answer| answer.into_inner())
 }
 
 macro_rules! call {
@@ -73,7 +76,8 @@ async fn answers_queries_about_server_and_models() {
     assert_eq!(counted(&service), (Route::Live, 0, None));
     let ready: ServerReadyResponse = call!(&service, "ServerReady", ServerReadyRequest {}).unwrap();
     assert!(ready.ready);
-    let server: ServerMetadataResponse = call!(&service, "ServerMetadata", ServerMetadataRequest {}).unwrap();
+    let server: ServerMetadataResponse =
+        call!(&service, "ServerMetadata", ServerMetadataRequest {}).unwrap();
     assert_eq!((server.name.as_str(), server.extensions.len()), ("triton", 13));
     let named = |name: &str| (name.to_owned(), String::new());
     let (name, version) = named("echo");
@@ -81,14 +85,20 @@ async fn answers_queries_about_server_and_models() {
         call!(&service, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
     assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
     let (name, version) = named("echo");
-    // The configuration's bytes are passed through: they decode as any message with a name in field 1.
-    let config: RepositoryIndexResponse = call!(&service, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
+    // The configuration's bytes are passed through: they decode as any message with a name in field
+    // 1.
+    let config: RepositoryIndexResponse =
+        call!(&service, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
     assert_eq!(config.models[0].name, "echo");
     let statistics: ModelStatisticsResponse =
         call!(&service, "ModelStatistics", ModelStatisticsRequest::default()).unwrap();
     assert!(statistics.model_stats[0].inference_stats.as_ref().unwrap().cache_miss.is_some());
-    let index: RepositoryIndexResponse =
-        call!(&service, "RepositoryIndex", RepositoryIndexRequest { ready: true, ..Default::default() }).unwrap();
+    let index: RepositoryIndexResponse = call!(
+        &service,
+        "RepositoryIndex",
+        RepositoryIndexRequest { ready: true, ..Default::default() }
+    )
+    .unwrap();
     assert_eq!((index.models.len(), index.models[0].state.as_str()), (1, "READY"));
 }
 
@@ -100,7 +110,8 @@ async fn an_unknown_model_is_not_ready_and_cannot_infer() {
     assert!(!ready.ready);
     assert_eq!(counted(&service), (Route::ModelReady, 0, None));
     let service = EchoService::default();
-    let result: Result<ModelInferResponse, _> = call!(&service, "ModelInfer", infer_request("nope", ""));
+    let result: Result<ModelInferResponse, _> =
+        call!(&service, "ModelInfer", infer_request("nope", ""));
     let status = result.unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
@@ -112,7 +123,8 @@ async fn an_unknown_model_is_not_ready_and_cannot_infer() {
 #[tokio::test]
 async fn infer_answers_and_is_counted() {
     let service = EchoService::default();
-    let answer: ModelInferResponse = call!(&service, "ModelInfer", infer_request("echo", "7")).unwrap();
+    let answer: ModelInferResponse =
+        call!(&service, "ModelInfer", infer_request("echo", "7")).unwrap();
     assert_eq!((answer.id.as_str(), answer.outputs[0].name.as_str()), ("7", "OUTPUT0"));
     assert_eq!(answer.raw_output_contents[0], [1u8, 2][..]);
     assert_eq!(counted(&service), (Route::Infer, 0, None));
@@ -121,7 +133,9 @@ async fn infer_answers_and_is_counted() {
 #[tokio::test]
 async fn loads_and_unloads_have_parameters() {
     use super::proto::model_repository_parameter::ParameterChoice;
-    use super::proto::{ModelRepositoryParameter, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse};
+    use super::proto::{
+        ModelRepositoryParameter, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
+    };
     let text = |text: &str| ParameterChoice::StringParam(text.to_owned());
     let parameters = |name: &str, choice| {
         let parameter = ModelRepositoryParameter { parameter_choice: Some(choice) };
@@ -129,8 +143,18 @@ async fn loads_and_unloads_have_parameters() {
     };
     for (name, choice, code, expected) in [
         ("config", text("{}"), Code::Internal, "other with config=2"),
-        ("file:1/x", ParameterChoice::BytesParam(vec![1, 2, 3].into()), Code::Internal, "other with file:1/x=3"),
-        ("config", ParameterChoice::BoolParam(true), Code::InvalidArgument, "'config', expected string_param."),
+        (
+            "file:1/x",
+            ParameterChoice::BytesParam(vec![1, 2, 3].into()),
+            Code::Internal,
+            "other with file:1/x=3",
+        ),
+        (
+            "config",
+            ParameterChoice::BoolParam(true),
+            Code::InvalidArgument,
+            "'config', expected string_param.",
+        ),
         ("file:1/x", text("x"), Code::InvalidArgument, "'file:1/x', expected bytes_param."),
         ("unknown", text("x"), Code::InvalidArgument, "unrecognized load parameter 'unknown'."),
     ] {
@@ -138,7 +162,8 @@ async fn loads_and_unloads_have_parameters() {
         let model_name = "other".to_owned();
         let parameters = parameters(name, choice);
         let request = RepositoryModelLoadRequest { model_name, parameters, ..Default::default() };
-        let load: Result<RepositoryModelLoadResponse, _> = call!(&service, "RepositoryModelLoad", request);
+        let load: Result<RepositoryModelLoadResponse, _> =
+            call!(&service, "RepositoryModelLoad", request);
         let status = load.unwrap_err();
         assert!(status.message().contains(expected), "{status}");
         assert_eq!((status.code(), counted(&service).0), (code, Route::RepositoryLoad));
@@ -151,14 +176,16 @@ async fn loads_and_unloads_have_parameters() {
         let model_name = "other".to_owned();
         let parameters = parameters("unload_dependents", choice);
         let request = RepositoryModelUnloadRequest { model_name, parameters, ..Default::default() };
-        let unload: Result<RepositoryModelUnloadResponse, _> = call!(&service, "RepositoryModelUnload", request);
+        let unload: Result<RepositoryModelUnloadResponse, _> =
+            call!(&service, "RepositoryModelUnload", request);
         let status = unload.unwrap_err();
         assert!(status.message().contains(expected), "{status}");
         assert_eq!((status.code(), counted(&service).0), (code, Route::RepositoryUnload));
     }
     let repository_name = "somewhere".to_owned();
     let request = RepositoryModelLoadRequest { repository_name, ..Default::default() };
-    let load: Result<RepositoryModelLoadResponse, _> = call!(&EchoService::default(), "RepositoryModelLoad", request);
+    let load: Result<RepositoryModelLoadResponse, _> =
+        call!(&EchoService::default(), "RepositoryModelLoad", request);
     assert_eq!(load.unwrap_err().message(), "'repository_name' specification is not supported");
 }
 
@@ -166,16 +193,19 @@ async fn loads_and_unloads_have_parameters() {
 async fn unregistering_succeeds() {
     let service = EchoService::default();
     let _: CudaSharedMemoryUnregisterResponse =
-        call!(&service, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default()).unwrap();
+        call!(&service, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default())
+            .unwrap();
     let regions: SystemSharedMemoryStatusResponse =
-        call!(&service, "SystemSharedMemoryStatus", SystemSharedMemoryStatusRequest::default()).unwrap();
+        call!(&service, "SystemSharedMemoryStatus", SystemSharedMemoryStatusRequest::default())
+            .unwrap();
     assert!(regions.regions.is_empty());
 }
 
 #[tokio::test]
 async fn calls_that_reach_no_handler_are_counted() {
     let service = EchoService::default();
-    let result: Result<ServerLiveResponse, _> = call!(&service, "NoSuchMethod", ServerLiveRequest {});
+    let result: Result<ServerLiveResponse, _> =
+        call!(&service, "NoSuchMethod", ServerLiveRequest {});
     assert_eq!(result.unwrap_err().code(), Code::Unimplemented);
     assert_eq!(counted(&service), (Route::Unknown, 12, Some(Reason::Unsupported)));
     // Field 5 (inputs) with the wrong wire type: not a ModelInferRequest.
@@ -186,7 +216,8 @@ async fn calls_that_reach_no_handler_are_counted() {
     assert_eq!(counted(&service).2, Some(Reason::Malformed));
     let service = EchoService::default();
     let waiting = async {
-        let _: Result<ModelInferResponse, _> = call!(&service, "ModelInfer", infer_request("slow", ""));
+        let _: Result<ModelInferResponse, _> =
+            call!(&service, "ModelInfer", infer_request("slow", ""));
     };
     assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
     assert_eq!(counted(&service), (Route::Infer, 1, Some(Reason::Cancelled)));
@@ -196,13 +227,16 @@ async fn calls_that_reach_no_handler_are_counted() {
 async fn health_and_reflection_answer() {
     let service = EchoService::default();
     let question = HealthCheckRequest { service: "anything".into() };
-    let health: HealthCheckResponse = unary(&service, "/grpc.health.v1.Health/Check", question).await.unwrap();
+    let health: HealthCheckResponse =
+        unary(&service, "/grpc.health.v1.Health/Check", question).await.unwrap();
     assert_eq!(health.status, 1);
     assert_eq!(counted(&service), (Route::HealthCheck, 0, None));
-    // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference service.
+    // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference
+    // service.
     let mut client = client(&service);
     client.ready().await.unwrap();
-    let path = PathAndQuery::from_static("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+    let path =
+        PathAndQuery::from_static("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
     let question = tokio_stream::once(raw::RawMessage(vec![0x3a, 0].into()));
     let codec = ProstCodec::<raw::RawMessage, ModelInferResponse>::default();
     let answer = client.streaming(Call::new(question), path, codec).await;
@@ -237,8 +271,11 @@ async fn a_stream_answers_in_order_with_errors_in_band() {
     for (n, answer) in answers.into_iter().enumerate() {
         let answer = answer.unwrap();
         let response = answer.infer_response.unwrap();
-        let expected =
-            if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
+        let expected = if n == 100 {
+            ("fail".to_owned(), "[request id: fail] asked to fail")
+        } else {
+            (n.to_string(), "")
+        };
         assert_eq!((response.id, answer.error_message.as_str()), expected);
         let last = response.parameters["triton_final_response"].parameter_choice.clone();
         assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
@@ -261,18 +298,27 @@ async fn a_stream_with_triton_grpc_error_ends_with_the_errors_status() {
 async fn a_truncated_stream_ends_with_an_error_after_the_answers() {
     let service = EchoService::default();
     let good = infer_request("echo", "1").encode_to_vec();
-    let frame = |message: &[u8]| [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
+    let frame =
+        |message: &[u8]| [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
     let body = [frame(&good), frame(&[0xff, 0xff])].concat();
     let request = Request::post("/inference.GRPCInferenceService/ModelStreamInfer")
         .header("content-type", "application/grpc")
         .body(http_body_util::Full::new(bytes::Bytes::from(body)))
         .unwrap();
-    let response = admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+    let response = admitted_services(service.shared(), Settings::default())
+        .unwrap()
+        .call(request)
+        .await
+        .unwrap();
     let answer = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
     assert_eq!(answer.trailers().unwrap()["grpc-status"], "13");
     assert!(!answer.to_bytes().is_empty(), "the first request is answered");
-    let codes: Vec<_> = service.records().into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
-    assert!(codes.contains(&(0, None)) && codes.contains(&(13, Some(Reason::Malformed))), "{codes:?}");
+    let codes: Vec<_> =
+        service.records().into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
+    assert!(
+        codes.contains(&(0, None)) && codes.contains(&(13, Some(Reason::Malformed))),
+        "{codes:?}"
+    );
     assert_eq!(codes.len(), 2);
 }
 
@@ -285,7 +331,11 @@ async fn requests_that_are_not_grpc_are_refused_with_an_http_status() {
             request = request.header("content-type", content_type);
         }
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
-        let response = admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+        let response = admitted_services(service.shared(), Settings::default())
+            .unwrap()
+            .call(request)
+            .await
+            .unwrap();
         assert_eq!(response.status().as_u16(), 415);
         assert_eq!(counted(&service), (Route::Infer, 13, Some(Reason::Malformed)));
     }
@@ -294,7 +344,8 @@ async fn requests_that_are_not_grpc_are_refused_with_an_http_status() {
 #[tokio::test]
 async fn an_abandoned_stream_cancels_its_requests() {
     let service = EchoService::default();
-    let waiting = stream(&service, vec![infer_request("slow", "1"), infer_request("slow", "2")], false);
+    let waiting =
+        stream(&service, vec![infer_request("slow", "1"), infer_request("slow", "2")], false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
     let all_counted = async {
         while service.records().len() < 2 {
@@ -344,7 +395,8 @@ async fn a_client_that_leaves_at_its_deadline_is_too_late() {
     };
     let late = [(4, Some(Reason::Timeout))];
     // The client's deadline is 40 ms before the server's.
-    let (unary, stream) = tokio::join!(left("ModelInfer", "3S", 2_980), left("ModelStreamInfer", "3S", 2_980));
+    let (unary, stream) =
+        tokio::join!(left("ModelInfer", "3S", 2_980), left("ModelStreamInfer", "3S", 2_980));
     assert_eq!((unary, stream), (late.to_vec(), late.to_vec()));
     for method in ["ModelInfer", "ModelStreamInfer"] {
         assert_eq!(left(method, "60S", 100).await, [(1, Some(Reason::Cancelled))], "{method}");
@@ -357,8 +409,11 @@ async fn a_call_ends_at_the_clients_deadline() {
         let service = EchoService::default();
         let request = limited(method, "50m");
         let ended = async {
-            let response =
-                admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+            let response = admitted_services(service.shared(), Settings::default())
+                .unwrap()
+                .call(request)
+                .await
+                .unwrap();
             let head = response.headers().get("grpc-status").cloned();
             let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
             head.or_else(|| body.trailers()?.get("grpc-status").cloned())
@@ -372,21 +427,26 @@ async fn a_call_ends_at_the_clients_deadline() {
 #[tokio::test]
 async fn answers_are_compressed_only_if_the_request_was() {
     let service = EchoService::default();
-    for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {
+    for (encoding, expected) in
+        [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))]
+    {
         let service = admitted_services(service.shared(), Settings::default()).unwrap();
-        let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
+        let mut client =
+            tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
         match encoding {
             Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),
             Some(_) => {
-                client =
-                    client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate)
+                client = client
+                    .send_compressed(CompressionEncoding::Deflate)
+                    .accept_compressed(CompressionEncoding::Deflate)
             }
             None => {}
         }
         client.ready().await.unwrap();
         let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
         let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
-        let answer = client.unary(Call::new(infer_request("echo", "1")), path, codec).await.unwrap();
+        let answer =
+            client.unary(Call::new(infer_request("echo", "1")), path, codec).await.unwrap();
         let got = answer.metadata().get("grpc-encoding").and_then(|value| value.to_str().ok());
         match expected {
             None => assert_eq!(got, None),
@@ -431,7 +491,9 @@ fn every_method_has_a_class() {
     let mut paths = Vec::new();
     for file in &set.file {
         for service in &file.service {
-            let path = |method: &descriptor::Method| format!("/{}.{}/{}", file.package, service.name, method.name);
+            let path = |method: &descriptor::Method| {
+                format!("/{}.{}/{}", file.package, service.name, method.name)
+            };
             paths.extend(service.method.iter().map(path));
         }
     }
@@ -461,8 +523,14 @@ async fn reported(service: &EchoService, model: &str, format: &str) -> Option<St
 async fn a_call_that_asks_gets_a_load_report() {
     let service = EchoService::default();
     for format in ["json", "Text", "binary"] {
-        assert!(reported(&service, "echo", format).await.unwrap().contains("waiting_requests"), "{format}");
+        assert!(
+            reported(&service, "echo", format).await.unwrap().contains("waiting_requests"),
+            "{format}"
+        );
     }
-    assert!(!reported(&service, "nope", "json").await.unwrap().contains("waiting_requests"), "that of the server");
+    assert!(
+        !reported(&service, "nope", "json").await.unwrap().contains("waiting_requests"),
+        "that of the server"
+    );
     assert_eq!(reported(&service, "echo", "other").await, None);
 }

@@ -10,7 +10,8 @@ use super::proto::{TraceSettingRequest, TraceSettingResponse};
 /// Applies the changes in the request and returns all settings.
 ///
 /// # Errors
-/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the trace file; on an error nothing changes.
+/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the trace file; on an error nothing
+/// changes.
 pub(super) fn settings(
     service: &dyn Service,
     request: TraceSettingRequest,
@@ -21,7 +22,8 @@ pub(super) fn settings(
         set(name, &setting.value, &mut update)?;
     }
     let settings = service.update_trace_settings(&request.model_name, &update)?;
-    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
+    let settings =
+        settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
     Ok(TraceSettingResponse { settings: settings.collect() })
 }
 
@@ -45,6 +47,9 @@ fn set(name: &str, values: &[String], update: &mut Update) -> Result<(), InferEr
     Ok(())
 }
 
-fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -> Result<Change<T>, InferError> {
+fn change<T>(
+    text: Option<&str>,
+    read: impl Fn(&str) -> Result<T, InferError>,
+) -> Result<Change<T>, InferError> {
     text.map_or(Ok(Change::Clear), |text| read(text).map(Change::Set))
 }

@@ -1,8 +1,10 @@
-//! Limits the number of open requests of a stream: read but not answered, or answered but not read by the client.
+//! Limits the number of open requests of a stream: read but not answered, or answered but not read
+//! by the client.
 //!
-//! A client that reads its answers may have up to [`MAX_OPEN`] open requests: sequences that wait for a slot may depend on requests
-//! that the client has yet to send. If a client does not read its answers, the server stops reading its requests at [`ALWAYS`]
-//! open ones. Beyond that, the answers of all open requests may take at most [`BYTES`], estimated from earlier answers; where
+//! A client that reads its answers may have up to [`MAX_OPEN`] open requests: sequences that wait
+//! for a slot may depend on requests that the client has yet to send. If a client does not read its
+//! answers, the server stops reading its requests at [`ALWAYS`] open ones. Beyond that, the answers
+//! of all open requests may take at most [`BYTES`], estimated from earlier answers; where
 //! this would block the stream indefinitely, it admits one request per [`SLOW_DELAY`].
 
 use std::sync::Arc;
@@ -15,7 +17,8 @@ use tokio::time::timeout;
 /// The number of open requests that are always allowed.
 const ALWAYS: usize = 64;
 
-/// The number of open requests that are allowed before the first answer, while the size of answers is unknown.
+/// The number of open requests that are allowed before the first answer, while the size of answers
+/// is unknown.
 const UNSEEN: usize = 256;
 
 /// The maximum number of open requests.
@@ -24,7 +27,8 @@ const MAX_OPEN: usize = 16_384;
 /// The maximum estimated bytes of answers to open requests beyond [`ALWAYS`].
 const BYTES: u64 = 64 << 20;
 
-/// The delay per request of a stream whose client has read all answers but that has too many open requests.
+/// The delay per request of a stream whose client has read all answers but that has too many open
+/// requests.
 const SLOW_DELAY: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
@@ -78,10 +82,15 @@ impl Window {
     pub(super) async fn admit(&self) -> OpenRequest {
         let state = &*self.0;
         loop {
-            // Created before the state is checked, so that no later change is missed: `notify_one` stores a permit.
+            // Created before the state is checked, so that no later change is missed: `notify_one`
+            // stores a permit.
             let changed = state.changed.notified();
             let largest = state.largest.load(Ordering::Relaxed);
-            match room(state.open.load(Ordering::SeqCst), largest, state.starved.load(Ordering::SeqCst)) {
+            match room(
+                state.open.load(Ordering::SeqCst),
+                largest,
+                state.starved.load(Ordering::SeqCst),
+            ) {
                 Room::Now => break,
                 Room::Not => changed.await,
                 Room::Slowly => {

@@ -22,7 +22,8 @@ pub(super) type HandlerResult = Result<Response, Failure>;
 pub(super) enum Failure {
     /// An error, which becomes `{"error":"text"}` with its status.
     Error(InferError),
-    /// A whole response, whose form or status differs from the usual ones of an error, and the reason under which it is counted.
+    /// A whole response, whose form or status differs from the usual ones of an error, and the
+    /// reason under which it is counted.
     Refused(Box<Response>, Reason),
     /// The path, method or resource does not exist.
     Unknown(Box<Response>),
@@ -45,7 +46,9 @@ pub(super) fn finish(call: Call, answer: HandlerResult) -> Response {
 }
 
 /// Returns a handler that ends each call with the answer of a function.
-pub(super) fn answers<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Handler<Edge>
+pub(super) fn answers<F>(
+    answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static,
+) -> Handler<Edge>
 where
     F: Future<Output = HandlerResult> + Send + 'static,
 {
@@ -97,7 +100,11 @@ pub(super) fn done(result: Result<(), InferError>) -> HandlerResult {
 }
 
 /// Returns an answer with a body of this content type.
-pub(super) fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
+pub(super) fn with_body(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Body>,
+) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -111,8 +118,8 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response {
 
 /// Returns a value as JSON with status 200.
 pub(super) fn json_of(value: &impl serde::Serialize) -> HandlerResult {
-    let body =
-        serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
+    let body = serde_json::to_vec(value)
+        .map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
     Ok(json(body))
 }
 
@@ -125,22 +132,27 @@ pub(super) fn empty(status: StatusCode) -> Response {
 
 /// Returns `{"error":"text"}` with the error's status.
 pub(super) fn error(error: &InferError) -> Response {
-    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let status =
+        StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = error_text(status, &error.message);
-    // The client may still be sending the rest of a body that was too large or too slow; it must not be parsed as a request.
-    if error.reason == Reason::TooLarge || (error.reason, error.code) == (Reason::Timeout, ErrorCode::InvalidArg) {
+    // The client may still be sending the rest of a body that was too large or too slow; it must
+    // not be parsed as a request.
+    if error.reason == Reason::TooLarge
+        || (error.reason, error.code) == (Reason::Timeout, ErrorCode::InvalidArg)
+    {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// The maximum bytes of the text of an error; the rest is left out. A text can contain names of a request, which are as long as its
-/// body.
+/// The maximum bytes of the text of an error; the rest is left out. A text can contain names of a
+/// request, which are as long as its body.
 const MAX_TEXT: usize = 64 << 10;
 
 /// Returns the first bytes of a text, at most [`MAX_TEXT`], and whether there are more.
 fn shortened(text: &str) -> (&str, bool) {
-    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let end =
+        (0..=MAX_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     (text.get(..end).unwrap_or_default(), end < text.len())
 }
 
@@ -179,6 +191,9 @@ mod tests {
         let text = format!("{}é", "x".repeat(MAX_TEXT - 1));
         assert_eq!(shortened(&text), (text.trim_end_matches('é'), true));
         let response = error_text(StatusCode::BAD_REQUEST, &"x".repeat(MAX_TEXT + 1));
-        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(MAX_TEXT as u64 + 14 + 1));
+        assert_eq!(
+            http_body::Body::size_hint(response.body()).exact(),
+            Some(MAX_TEXT as u64 + 14 + 1)
+        );
     }
 }

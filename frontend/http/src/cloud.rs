@@ -1,6 +1,8 @@
-//! The endpoints of Amazon SageMaker and Google Vertex AI, with Triton's paths, headers and environment variables.
+//! The endpoints of Amazon SageMaker and Google Vertex AI, with Triton's paths, headers and
+//! environment variables.
 //!
-//! Each request is first rewritten to the equivalent v2 request, so the tokens, restrictions, limits and metrics of v2 apply.
+//! Each request is first rewritten to the equivalent v2 request, so the tokens, restrictions,
+//! limits and metrics of v2 apply.
 
 mod models;
 mod sagemaker;
@@ -55,10 +57,15 @@ pub struct Endpoints {
 impl Endpoints {
     /// Creates the endpoints, which answer requests with `service`.
     pub fn new(service: SharedService, settings: Settings, platform: Platform) -> Self {
-        Self { metrics: metrics::router(service.clone()), dispatch: Dispatch::new(service, settings), platform }
+        Self {
+            metrics: metrics::router(service.clone()),
+            dispatch: Dispatch::new(service, settings),
+            platform,
+        }
     }
 
-    /// Spawns a task that serves the endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
+    /// Spawns a task that serves the endpoints on `listener` until `phases` signals shutdown and
+    /// all requests in flight are answered.
     #[must_use]
     pub fn serve(
         self,
@@ -68,7 +75,13 @@ impl Endpoints {
     ) -> JoinHandle<()> {
         let Edge { service, settings, .. } = self.dispatch.edge().clone();
         let endpoints = HttpService::new(self, settings.body_timeout);
-        tokio::spawn(listener::serve(listener, connections, endpoints, count_unparsed(service), phases))
+        tokio::spawn(listener::serve(
+            listener,
+            connections,
+            endpoints,
+            count_unparsed(service),
+            phases,
+        ))
     }
 }
 
@@ -77,7 +90,9 @@ impl Handle for Endpoints {
         let incoming = Incoming::over_http(request, &FIELDS);
         Ok(match self.platform {
             Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, incoming).await,
-            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, incoming).await,
+            Platform::VertexAi(vertex_ai) => {
+                vertex_ai.answer(self.dispatch, &self.metrics, incoming).await
+            }
         })
     }
 
@@ -133,7 +148,8 @@ fn take_header_length(headers: &mut HeaderMap, form: &BinaryForm) -> Result<(), 
     Ok(())
 }
 
-/// Moves the length of the JSON in the header of v2 to the content type of a response, in forms that have it there.
+/// Moves the length of the JSON in the header of v2 to the content type of a response, in forms
+/// that have it there.
 fn in_form(mut response: Response, form: &BinaryForm) -> Response {
     if form.in_answers
         && let Some(length) = response.headers_mut().remove(HEADER_LENGTH)
@@ -151,23 +167,35 @@ fn in_form(mut response: Response, form: &BinaryForm) -> Response {
 /// # Errors
 /// Fails if the media type is not at the beginning of the header.
 fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderValue>, InferError> {
-    let Some(given) = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()) else { return Ok(None) };
+    let Some(given) = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()) else {
+        return Ok(None);
+    };
     match given.split_once(media_type) {
         None => Ok(None),
         Some(("", rest)) => {
-            let digits = rest.split(|c: char| !c.is_ascii_digit()).next().filter(|digits| !digits.is_empty());
+            let digits = rest
+                .split(|c: char| !c.is_ascii_digit())
+                .next()
+                .filter(|digits| !digits.is_empty());
             Ok(HeaderValue::from_str(digits.unwrap_or(rest)).ok())
         }
         Some(_) => {
-            let text = format!("expect MIME type for binary data starts with '{media_type}', got: {given}");
+            let text = format!(
+                "expect MIME type for binary data starts with '{media_type}', got: {given}"
+            );
             Err(InferError::malformed(text))
         }
     }
 }
 
-/// Answers a request for a v2 route that fails before it reaches the route: with a refusal if access is denied, else with
-/// `error`.
-fn fail(dispatch: &Dispatch, route: Route, mut incoming: Incoming<Body>, error: InferError) -> Response {
+/// Answers a request for a v2 route that fails before it reaches the route: with a refusal if
+/// access is denied, else with `error`.
+fn fail(
+    dispatch: &Dispatch,
+    route: Route,
+    mut incoming: Incoming<Body>,
+    error: InferError,
+) -> Response {
     match dispatch.routes.admit(route, &mut incoming) {
         Ok(call) => answer::finish(call, Err(error.into())),
         Err(refused) => refused,
@@ -176,7 +204,9 @@ fn fail(dispatch: &Dispatch, route: Route, mut incoming: Incoming<Body>, error: 
 
 /// Returns the answer for an unknown path, with Triton's status.
 fn unknown(dispatch: &Dispatch, incoming: Incoming<Body>) -> Response {
-    dispatch.routes.answer_unknown(incoming, answer::error_text(StatusCode::BAD_REQUEST, "Bad Request"))
+    dispatch
+        .routes
+        .answer_unknown(incoming, answer::error_text(StatusCode::BAD_REQUEST, "Bad Request"))
 }
 
 #[cfg(test)]
@@ -188,10 +218,16 @@ mod tests {
     fn reads_the_json_length_from_the_content_type() {
         let media_type = "application/x;json-header-size=";
         let check = |given: &str, expected: Result<Option<&str>, ()>| {
-            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(given).unwrap())]);
+            let headers =
+                HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(given).unwrap())]);
             let length = header_length(&headers, media_type);
-            let length = length.map(|length| length.map(|length| length.to_str().unwrap().to_owned()));
-            assert_eq!(length.map_err(drop), expected.map(|length| length.map(str::to_owned)), "{given}");
+            let length =
+                length.map(|length| length.map(|length| length.to_str().unwrap().to_owned()));
+            assert_eq!(
+                length.map_err(drop),
+                expected.map(|length| length.map(str::to_owned)),
+                "{given}"
+            );
         };
         check("application/json", Ok(None));
         check("application/x;json-header-size=12", Ok(Some("12")));

@@ -1,7 +1,7 @@
 //! The HTTP form of inference requests and responses, as pure functions over bytes (spec 2.3, 2.4).
 //!
-//! This module does no I/O and does not panic on any input. Binary inputs are slices of the body, not copies; binary outputs
-//! share the tensors' memory.
+//! This module does no I/O and does not panic on any input. Binary inputs are slices of the body,
+//! not copies; binary outputs share the tensors' memory.
 
 use bytes::Bytes;
 use http::HeaderName;
@@ -15,7 +15,8 @@ pub const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-
 /// The size in bytes that is reserved for the JSON of a response.
 const HEAD_SIZE: usize = 256;
 
-/// Outputs of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
+/// Outputs of at most this many bytes in total are copied behind the JSON instead of being sent as
+/// separate pieces.
 pub(super) const SMALL: usize = 16 << 10;
 
 /// The parts of a request that are outside its body.
@@ -32,7 +33,8 @@ pub struct Head {
 /// The output format that the client requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerForm {
-    /// Whether outputs without an individual setting are sent as binary data (`binary_data_output`).
+    /// Whether outputs without an individual setting are sent as binary data
+    /// (`binary_data_output`).
     pub binary: bool,
     /// The outputs whose individual setting differs from `binary`.
     pub exceptions: Vec<String>,
@@ -60,7 +62,8 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// Returns whether binary data follows the JSON; if so, the length header and the content type must announce it.
+    /// Returns whether binary data follows the JSON; if so, the length header and the content type
+    /// must announce it.
     pub fn is_binary(&self) -> bool {
         !self.blobs.is_empty()
     }
@@ -73,22 +76,33 @@ impl Encoded {
 pub fn json_length(header: Option<&str>, body: usize) -> Result<usize, InferError> {
     let Some(header) = header else { return Ok(body) };
     let length: i64 = header.trim().parse().map_err(|_| {
-        InferError::malformed(format!("Unable to parse Inference-Header-Content-Length, got: {header}"))
+        InferError::malformed(format!(
+            "Unable to parse Inference-Header-Content-Length, got: {header}"
+        ))
     })?;
     usize::try_from(length).ok().filter(|&length| length <= body).ok_or_else(|| {
-        InferError::malformed(format!("inference header size should be in range (0, {body}), got: {header}"))
+        InferError::malformed(format!(
+            "inference header size should be in range (0, {body}), got: {header}"
+        ))
     })
 }
 
-/// Checks both parts of a body against `--http-max-input-size`, which limits each of them separately.
+/// Checks both parts of a body against `--http-max-input-size`, which limits each of them
+/// separately.
 ///
 /// # Errors
 /// INVALID_ARG with the size and the limit.
 pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> {
     let message = if json > limit {
-        format!("request JSON size of {json} bytes exceeds the maximum allowed input size of {limit} bytes.")
+        format!(
+            "request JSON size of {json} bytes exceeds the maximum allowed input size of {limit} \
+             bytes."
+        )
     } else if binary > limit {
-        format!("binary input size of {binary} bytes exceeds the maximum allowed value of {limit} bytes.")
+        format!(
+            "binary input size of {binary} bytes exceeds the maximum allowed value of {limit} \
+             bytes."
+        )
     } else {
         return Ok(());
     };
@@ -99,7 +113,8 @@ pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> 
 /// A decoded request and the form of its answer.
 pub type Decoded = (Box<InferRequest>, AnswerForm);
 
-/// Decodes a complete, decompressed body; binary inputs are slices of it. The caller sets the request's stamps.
+/// Decodes a complete, decompressed body; binary inputs are slices of it. The caller sets the
+/// request's stamps.
 ///
 /// # Errors
 /// All errors of spec 2.3, with their codes.
@@ -118,7 +133,10 @@ pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<Decoded, 
     }
     let json = body.split_to(json_length).join();
     let binary = super::parse::parse(&json, body, &mut request)?;
-    let exceptions = request.outputs.iter().filter(|output| output.binary_data.is_some_and(|wish| wish != binary));
+    let exceptions = request
+        .outputs
+        .iter()
+        .filter(|output| output.binary_data.is_some_and(|wish| wish != binary));
     let exceptions = exceptions.map(|output| output.name.clone()).collect();
     Ok((request, AnswerForm { binary, exceptions }))
 }
@@ -126,14 +144,16 @@ pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<Decoded, 
 /// Encodes a response.
 ///
 /// # Errors
-/// INVALID_ARG if an output cannot be represented in JSON, INTERNAL if its bytes do not match its shape.
+/// INVALID_ARG if an output cannot be represented in JSON, INTERNAL if its bytes do not match its
+/// shape.
 pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, InferError> {
     let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
     let behind = if size <= SMALL { size } else { 0 };
     let mut head = Vec::with_capacity(HEAD_SIZE + behind);
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;
     let outputs = response.outputs.into_iter();
-    let blobs = outputs.filter(|output| form.is_binary(&output.name) && output.tensor.data.bytes_here() > 0);
+    let blobs = outputs
+        .filter(|output| form.is_binary(&output.name) && output.tensor.data.bytes_here() > 0);
     Ok(Encoded { head, blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 

@@ -14,7 +14,11 @@ use super::*;
 const LIMIT: u64 = 1 << 20;
 
 fn head(header_length: Option<&str>) -> Head {
-    Head { model_name: "m".into(), model_version: String::new(), header_length: header_length.map(str::to_owned) }
+    Head {
+        model_name: "m".into(),
+        model_version: String::new(),
+        header_length: header_length.map(str::to_owned),
+    }
 }
 
 fn json(body: &str) -> Result<Decoded, InferError> {
@@ -57,7 +61,10 @@ fn decodes_a_request_with_all_members() {
     assert_eq!(request.parameters, expected.map(|(key, value)| (key.to_owned(), value)));
     assert_eq!(request.inputs[0].tensor.shape, [2, 2]);
     assert_eq!(request.inputs[0].tensor.data.len(), 16);
-    assert_eq!((request.outputs[0].binary_data, request.outputs[0].classification), (Some(true), 2));
+    assert_eq!(
+        (request.outputs[0].binary_data, request.outputs[0].classification),
+        (Some(true), 2)
+    );
     assert_eq!(form, AnswerForm { binary: false, exceptions: vec!["Y".into()] });
 }
 
@@ -111,11 +118,16 @@ fn outputs_have_the_requested_format() {
 fn shared_memory_references_carry_no_data() {
     let region = r#""parameters":{"shared_memory_region":"r","shared_memory_offset":8,"shared_memory_byte_size":4}"#;
     let outputs = format!(r#""outputs":[{{"name":"Y",{region}}},{{"name":"Z"}}]"#);
-    let body = format!(r#"{{"inputs":[{{"name":"X","shape":[1],"datatype":"INT32",{region}}}],{outputs}}}"#);
+    let body = format!(
+        r#"{{"inputs":[{{"name":"X","shape":[1],"datatype":"INT32",{region}}}],{outputs}}}"#
+    );
     let (request, form) = json(&body).unwrap();
     let slice = Slice::new("r".into(), 8, 4);
     assert_eq!(request.inputs[0].tensor.data.region(), Some(&slice));
-    assert_eq!((request.inputs[0].tensor.data.len(), request.inputs[0].tensor.data.bytes_here()), (4, 0));
+    assert_eq!(
+        (request.inputs[0].tensor.data.len(), request.inputs[0].tensor.data.bytes_here()),
+        (4, 0)
+    );
     assert_eq!(request.outputs[0].region.as_ref(), Some(&slice));
     assert!(request.outputs[1].region.is_none() && request.uses_regions());
     let tensor = |data| Tensor { datatype: DataType::Int32, shape: vec![1], data };
@@ -124,7 +136,9 @@ fn shared_memory_references_carry_no_data() {
         InferOutput { name: "Z".into(), tensor: tensor(vec![5, 0, 0, 0].into()) },
     ];
     let response = InferResponse { outputs, ..InferResponse::default() };
-    for (binary, second) in [(false, r#","data":[5]}"#), (true, r#","parameters":{"binary_data_size":4}}"#)] {
+    for (binary, second) in
+        [(false, r#","data":[5]}"#), (true, r#","parameters":{"binary_data_size":4}}"#)]
+    {
         let encoded = encode(response.clone(), &AnswerForm { binary, ..form.clone() }).unwrap();
         let head = std::str::from_utf8(&encoded.head).unwrap();
         let expected = format!(
@@ -139,8 +153,8 @@ fn shared_memory_references_carry_no_data() {
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_status_and_text() {
-    let only_one = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
-                    'shared_memory_region' in 'parameters'. But";
+    let only_one = "Input must set only one of the following fields: 'data', 'binary_data_size' \
+                    in 'parameters', 'shared_memory_region' in 'parameters'. But";
     let string = "attempt to access JSON non-string as string";
     let unsigned = "attempt to access JSON non-unsigned-integer as unsigned-integer";
     let boolean = "attempt to access JSON non-boolean as boolean";
@@ -336,19 +350,33 @@ fn errors_have_tritons_status_and_text() {
 #[test]
 fn refuses_wrong_lengths() {
     let text = one(r#""parameters":{"binary_data_size":4}"#);
-    let error =
-        |header: &str, body: &[u8]| decode(head(Some(header)), Bytes::copy_from_slice(body), LIMIT).unwrap_err();
-    assert_eq!(error("abc", b"{}").message, "Unable to parse Inference-Header-Content-Length, got: abc");
-    assert_eq!(error("3", b"{}").message, "inference header size should be in range (0, 2), got: 3");
-    assert_eq!(error("-1", b"{}").message, "inference header size should be in range (0, 2), got: -1");
+    let error = |header: &str, body: &[u8]| {
+        decode(head(Some(header)), Bytes::copy_from_slice(body), LIMIT).unwrap_err()
+    };
+    assert_eq!(
+        error("abc", b"{}").message,
+        "Unable to parse Inference-Header-Content-Length, got: abc"
+    );
+    assert_eq!(
+        error("3", b"{}").message,
+        "inference header size should be in range (0, 2), got: 3"
+    );
+    assert_eq!(
+        error("-1", b"{}").message,
+        "inference header size should be in range (0, 2), got: -1"
+    );
     let short = with_binary(&text, &[1, 2]).unwrap_err();
-    assert_eq!(short.message, "unexpected size for input 'X', expecting 2 additional bytes for model 'm'");
+    assert_eq!(
+        short.message,
+        "unexpected size for input 'X', expecting 2 additional bytes for model 'm'"
+    );
     let long = with_binary(&text, &[1, 2, 3, 4, 5]).unwrap_err();
     assert_eq!(long.message, "unexpected additional input data for model 'm'");
     let big = decode(head(None), Bytes::from_static(b"{         }"), 10).unwrap_err();
     assert_eq!(
         big.message,
-        "request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes. Use --http-max-input-size to increase the limit."
+        "request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes. Use \
+         --http-max-input-size to increase the limit."
     );
     let raw = decode(head(Some("0")), Bytes::from_static(b"12345678901"), 10).unwrap_err();
     assert!(raw.message.contains("exceeds the maximum allowed value"), "{raw}");
@@ -359,7 +387,8 @@ fn tensor(datatype: DataType, shape: &[i64], data: impl Into<Vec<u8>>) -> Tensor
 }
 
 fn response(outputs: Vec<(&str, Tensor)>) -> InferResponse {
-    let outputs = outputs.into_iter().map(|(name, tensor)| InferOutput { name: name.into(), tensor });
+    let outputs =
+        outputs.into_iter().map(|(name, tensor)| InferOutput { name: name.into(), tensor });
     InferResponse {
         model_name: "m".into(),
         model_version: "1".into(),
@@ -384,7 +413,8 @@ fn the_keys_of_an_answer_are_ordered() {
         ("C", tensor(DataType::Fp32, &[0], [])),
     ]);
     mixed.id = "a\"b".into();
-    mixed.parameters = vec![("p".into(), Parameter::Int(1)), ("q".into(), Parameter::String("s".into()))];
+    mixed.parameters =
+        vec![("p".into(), Parameter::Int(1)), ("q".into(), Parameter::String("s".into()))];
     let form = AnswerForm { binary: true, exceptions: vec!["A".into()] };
     let encoded = encode(mixed, &form).unwrap();
     let expected = r#"{"id":"a\"b","model_name":"m","model_version":"1","parameters":{"p":1,"q":"s"},"outputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]},{"name":"B","datatype":"UINT8","shape":[3],"parameters":{"binary_data_size":3}},{"name":"C","datatype":"FP32","shape":[0],"parameters":{"binary_data_size":0}}]}"#;
@@ -409,10 +439,17 @@ fn every_datatype_is_rendered() {
         (tensor(DataType::Int8, &[2], [128, 127]), "[-128,127]"),
         (tensor(DataType::Int16, &[1], [254, 255]), "[-2]"),
         (tensor(DataType::Int64, &[1], i64::MIN.to_le_bytes()), "[-9223372036854775808]"),
-        (tensor(DataType::Fp32, &[2], [0.1f32.to_le_bytes(), 1f32.to_le_bytes()].concat()), "[0.1,1.0]"),
+        (
+            tensor(DataType::Fp32, &[2], [0.1f32.to_le_bytes(), 1f32.to_le_bytes()].concat()),
+            "[0.1,1.0]",
+        ),
         (tensor(DataType::Fp64, &[1], 0.1f64.to_le_bytes()), "[0.1]"),
         (
-            tensor(DataType::Fp32, &[2], [f32::NAN.to_le_bytes(), f32::NEG_INFINITY.to_le_bytes()].concat()),
+            tensor(
+                DataType::Fp32,
+                &[2],
+                [f32::NAN.to_le_bytes(), f32::NEG_INFINITY.to_le_bytes()].concat(),
+            ),
             "[NaN,-Infinity]",
         ),
         (strings(&[b"a", b"", "é\n\u{1}".as_bytes()]), "[\"a\",\"\",\"é\\n\\u0001\"]"),
@@ -420,9 +457,14 @@ fn every_datatype_is_rendered() {
     ] {
         assert_eq!(rendered(tensor).unwrap(), expected);
     }
-    let error = |tensor: Tensor| rendered(tensor).map_err(|e| (e.code.http_status(), e.message)).unwrap_err();
+    let error = |tensor: Tensor| {
+        rendered(tensor).map_err(|e| (e.code.http_status(), e.message)).unwrap_err()
+    };
     let (status, text) = error(tensor(DataType::Fp16, &[1], [0, 0]));
-    assert!(status == 400 && text.starts_with("sending FP16 data via JSON is not supported."), "{text}");
+    assert!(
+        status == 400 && text.starts_with("sending FP16 data via JSON is not supported."),
+        "{text}"
+    );
     let (status, text) = error(strings(&[b"\xff"]));
     assert!(status == 400 && text.contains("is not UTF-8"), "{text}");
     for bad in [
@@ -430,14 +472,18 @@ fn every_datatype_is_rendered() {
         tensor(DataType::Bytes, &[1], [9, 0, 0, 0]),
         tensor(DataType::Bytes, &[2], [0; 4]),
     ] {
-        assert_eq!(error(bad), (500, "output tensor shape does not match size of output for 'Y'".to_owned()));
+        assert_eq!(
+            error(bad),
+            (500, "output tensor shape does not match size of output for 'Y'".to_owned())
+        );
     }
 }
 
 /// Generates a fixed-size tensor of finite values that JSON can represent.
 fn any_tensor() -> impl Strategy<Value = Tensor> {
-    let json =
-        DataType::ALL.into_iter().filter(|d| d.size().is_some() && !matches!(d, DataType::Fp16 | DataType::Bf16));
+    let json = DataType::ALL
+        .into_iter()
+        .filter(|d| d.size().is_some() && !matches!(d, DataType::Fp16 | DataType::Bf16));
     let json: Vec<DataType> = json.collect();
     (proptest::sample::select(json), 0i64..5, 0i64..5).prop_flat_map(|(datatype, rows, columns)| {
         let size = datatype.size().unwrap_or(1);
@@ -445,8 +491,11 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
         proptest::collection::vec(any::<u8>(), count).prop_map(move |mut bytes| {
             match datatype {
                 DataType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
-                // Clear one exponent bit: excludes infinities and NaN, whose payload JSON cannot represent.
-                DataType::Fp32 | DataType::Fp64 => bytes.chunks_mut(size).for_each(|chunk| chunk[size - 1] &= 0xbf),
+                // Clear one exponent bit: excludes infinities and NaN, whose payload JSON cannot
+                // represent.
+                DataType::Fp32 | DataType::Fp64 => {
+                    bytes.chunks_mut(size).for_each(|chunk| chunk[size - 1] &= 0xbf)
+                }
                 _ => {}
             }
             tensor(datatype, &[rows, columns], bytes)

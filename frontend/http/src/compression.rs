@@ -54,8 +54,9 @@ impl Coding {
             .find(|coding| name.eq_ignore_ascii_case(coding.name().unwrap_or("identity")))
     }
 
-    /// Returns the coding with the highest weight in `Accept-Encoding`; the first one wins a tie. `*` and a missing header select
-    /// identity, a weight of 0 refuses a coding, and malformed entries are ignored.
+    /// Returns the coding with the highest weight in `Accept-Encoding`; the first one wins a tie.
+    /// `*` and a missing header select identity, a weight of 0 refuses a coding, and malformed
+    /// entries are ignored.
     pub(super) fn of_response(header: Option<&str>) -> Self {
         let mut best = (Self::Identity, 0.0);
         for item in header.unwrap_or_default().split(',') {
@@ -63,7 +64,9 @@ impl Coding {
             let Some(coding) = parts.next().and_then(Self::of_name) else { continue };
             let weight = match parts.next() {
                 None => Some(1.0),
-                Some(weight) => weight.strip_prefix("q=").and_then(|weight| weight.parse::<f64>().ok()),
+                Some(weight) => {
+                    weight.strip_prefix("q=").and_then(|weight| weight.parse::<f64>().ok())
+                }
             };
             if let Some(weight) = weight
                 && weight > best.1
@@ -78,21 +81,26 @@ impl Coding {
 /// Decompresses a request's body to at most `limit` bytes. Returns `Ok(None)` if it is longer.
 ///
 /// # Errors
-/// INVALID_ARG if the body does not have the declared coding; UNAVAILABLE if the memory budget is exhausted.
+/// INVALID_ARG if the body does not have the declared coding; UNAVAILABLE if the memory budget is
+/// exhausted.
 pub(super) fn decompress(
     body: Data,
     coding: Coding,
     limit: u64,
     reservation: &mut Reservation,
 ) -> Result<Option<Data>, InferError> {
-    let Some(format) = coding.format() else { return Ok((body.len() as u64 <= limit).then_some(body)) };
+    let Some(format) = coding.format() else {
+        return Ok((body.len() as u64 <= limit).then_some(body));
+    };
     match inflate(body, format, limit, reservation) {
         Ok(inflated) => Ok(Some(inflated)),
         Err(InflateError::TooLarge) => Ok(None),
         Err(InflateError::Full(full)) => Err(no_memory(full)),
         Err(InflateError::Broken(error)) => {
             let name = coding.name().unwrap_or_default();
-            Err(InferError::malformed(format!("unable to decompress the request's {name} body: {error}")))
+            Err(InferError::malformed(format!(
+                "unable to decompress the request's {name} body: {error}"
+            )))
         }
     }
 }
@@ -101,13 +109,19 @@ pub(super) fn decompress(
 ///
 /// # Errors
 /// INTERNAL if compression fails, which does not happen when writing to memory.
-pub(super) fn compress<'a>(pieces: impl Iterator<Item = &'a Bytes>, coding: Coding) -> Result<Bytes, InferError> {
+pub(super) fn compress<'a>(
+    pieces: impl Iterator<Item = &'a Bytes>,
+    coding: Coding,
+) -> Result<Bytes, InferError> {
     let Some(format) = coding.format() else {
         return Ok(pieces.flat_map(|piece| piece.iter().copied()).collect());
     };
-    // Use the fastest level: compression delays the answer, and higher levels hardly shrink numeric tensors further.
+    // Use the fastest level: compression delays the answer, and higher levels hardly shrink numeric
+    // tensors further.
     let compressed = deflate(pieces, format, Compression::fast());
-    compressed.map(Bytes::from).map_err(|error| InferError::internal(format!("cannot compress the response: {error}")))
+    compressed
+        .map(Bytes::from)
+        .map_err(|error| InferError::internal(format!("cannot compress the response: {error}")))
 }
 
 #[cfg(test)]
@@ -151,7 +165,8 @@ mod tests {
         for coding in [Coding::Identity, Coding::Gzip, Coding::Deflate] {
             let small = compress(pieces.iter(), coding).unwrap();
             assert_eq!(
-                decompress(small.clone().into(), coding, 5007, &mut Budget::default().reserve()).unwrap(),
+                decompress(small.clone().into(), coding, 5007, &mut Budget::default().reserve())
+                    .unwrap(),
                 Some(whole.clone().into()),
                 "{coding:?}"
             );
@@ -162,7 +177,12 @@ mod tests {
             );
         }
         let mut reservation = Budget::default().reserve();
-        let error = decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10, &mut reservation).unwrap_err();
-        assert!(error.message.starts_with("unable to decompress the request's gzip body"), "{error}");
+        let error =
+            decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10, &mut reservation)
+                .unwrap_err();
+        assert!(
+            error.message.starts_with("unable to decompress the request's gzip body"),
+            "{error}"
+        );
     }
 }

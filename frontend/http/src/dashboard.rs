@@ -1,20 +1,25 @@
-//! The live page at `/dashboard` of the metrics listener, for use without Grafana. Its documents are part of the binary and
-//! draw `/metrics` in the browser; the server keeps no state for them and does not count their requests.
+//! The live page at `/dashboard` of the metrics listener, for use without Grafana. Its documents
+//! are part of the binary and draw `/metrics` in the browser; the server keeps no state for them
+//! and does not count their requests.
 //!
-//! The page may load only its own files: its content security policy forbids inline scripts and other hosts.
+//! The page may load only its own files: its content security policy forbids inline scripts and
+//! other hosts.
 
 use std::future::ready;
 
 use axum::response::Response;
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderValue, StatusCode};
 use pharos::service::Route;
 
 use super::answer;
 use pharos_edge::routing::{Builder, Handler, Methods, handler};
 
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src \
+                      'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors \
+                      'none'";
 
 /// A document: path, content type and text.
 type Document = (&'static str, &'static str, &'static str);
@@ -42,9 +47,9 @@ pub fn document(path: &str) -> Option<Response> {
 
 /// Adds a route for each document.
 pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Builder<S>) -> Builder<S> {
-    DOCUMENTS
-        .into_iter()
-        .fold(router, |router, document| router.route(document.0, Route::Metrics, Methods::get(show_always(document))))
+    DOCUMENTS.into_iter().fold(router, |router, document| {
+        router.route(document.0, Route::Metrics, Methods::get(show_always(document)))
+    })
 }
 
 /// Returns a handler that answers with a document.
@@ -58,7 +63,8 @@ fn show((_, content_type, text): Document) -> Response {
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    // The documents are small and mostly read from the same machine; after an upgrade the browser must load the new ones.
+    // The documents are small and mostly read from the same machine; after an upgrade the browser
+    // must load the new ones.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }

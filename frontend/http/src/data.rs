@@ -1,7 +1,8 @@
-//! Converts a tensor's JSON `data`, nested or flat arrays, to the tensor's little-endian bytes in one pass over the text.
+//! Converts a tensor's JSON `data`, nested or flat arrays, to the tensor's little-endian bytes in
+//! one pass over the text.
 //!
-//! The text is known to be valid JSON (it is a `RawValue`), so scalars are found by their delimiters. The standard library parses
-//! the numbers exactly.
+//! The text is known to be valid JSON (it is a `RawValue`), so scalars are found by their
+//! delimiters. The standard library parses the numbers exactly.
 
 use std::num::IntErrorKind;
 use std::str::FromStr;
@@ -26,7 +27,8 @@ const SEPARATES: [bool; 256] = {
     separates
 };
 
-/// Iterates over the scalars of a JSON array in row-major order, each as its text (strings with their quotes).
+/// Iterates over the scalars of a JSON array in row-major order, each as its text (strings with
+/// their quotes).
 struct Scalars<'a> {
     text: &'a str,
     at: usize,
@@ -58,10 +60,17 @@ fn separates(byte: u8) -> bool {
     SEPARATES.get(usize::from(byte)).is_some_and(|separates| *separates)
 }
 
-/// Returns the tensor bytes of `json`, the `data` of input `name`, which must have `elements` scalars of `datatype`.
+/// Returns the tensor bytes of `json`, the `data` of input `name`, which must have `elements`
+/// scalars of `datatype`.
 ///
-/// The number of BYTES elements is checked later, against the model, whose name the error message contains.
-pub(super) fn flatten(name: &str, json: &str, datatype: DataType, elements: u64) -> Result<Vec<u8>, InferError> {
+/// The number of BYTES elements is checked later, against the model, whose name the error message
+/// contains.
+pub(super) fn flatten(
+    name: &str,
+    json: &str,
+    datatype: DataType,
+    elements: u64,
+) -> Result<Vec<u8>, InferError> {
     if !json.starts_with('[') {
         return Err(type_error(PREFIX, "attempt to access JSON non-array as array"));
     }
@@ -76,11 +85,14 @@ pub(super) fn flatten(name: &str, json: &str, datatype: DataType, elements: u64)
         DataType::Int16 => input.fill(|token| input.signed::<i16>(token).map(i16::to_le_bytes)),
         DataType::Int32 => input.fill(|token| input.signed::<i32>(token).map(i32::to_le_bytes)),
         DataType::Int64 => input.fill(|token| input.signed::<i64>(token).map(i64::to_le_bytes)),
-        DataType::Fp32 => input.fill(|token| as_f64(token, PREFIX).map(|value| (value as f32).to_le_bytes())),
+        DataType::Fp32 => {
+            input.fill(|token| as_f64(token, PREFIX).map(|value| (value as f32).to_le_bytes()))
+        }
         DataType::Fp64 => input.fill(|token| as_f64(token, PREFIX).map(f64::to_le_bytes)),
         DataType::Bytes => input.strings(),
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid(format!(
-            "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+            "receiving {datatype} data via JSON is not supported. Please use the binary data \
+             format for input {name}"
         ))),
     }
 }
@@ -97,8 +109,10 @@ impl Input<'_> {
         &self,
         element: impl Fn(&str) -> Result<[u8; N], InferError>,
     ) -> Result<Vec<u8>, InferError> {
-        // A scalar takes at least two characters: do not reserve memory for more elements than the text can contain.
-        let possible = (self.json.len() / 2 + 1).min(usize::try_from(self.elements).unwrap_or(usize::MAX));
+        // A scalar takes at least two characters: do not reserve memory for more elements than the
+        // text can contain.
+        let possible =
+            (self.json.len() / 2 + 1).min(usize::try_from(self.elements).unwrap_or(usize::MAX));
         let mut out = Vec::with_capacity(possible.saturating_mul(N));
         let mut count = 0u64;
         for token in (Scalars { text: self.json, at: 0 }) {
@@ -121,7 +135,8 @@ impl Input<'_> {
             let Some(inner) = inner else {
                 let prefix = "Unable to parse JSON bytes array";
                 let name = self.name;
-                let what = format!("attempt to access JSON non-string as string, for input '{name}'");
+                let what =
+                    format!("attempt to access JSON non-string as string, for input '{name}'");
                 return Err(type_error(prefix, &what));
             };
             let pushed = if inner.contains('\\') {
@@ -142,7 +157,10 @@ impl Input<'_> {
         Ok(out)
     }
 
-    fn unsigned<T: FromStr<Err = std::num::ParseIntError>>(&self, token: &str) -> Result<T, InferError> {
+    fn unsigned<T: FromStr<Err = std::num::ParseIntError>>(
+        &self,
+        token: &str,
+    ) -> Result<T, InferError> {
         self.integer(
             token,
             |token| token.parse::<u64>().is_ok(),
@@ -150,7 +168,10 @@ impl Input<'_> {
         )
     }
 
-    fn signed<T: FromStr<Err = std::num::ParseIntError>>(&self, token: &str) -> Result<T, InferError> {
+    fn signed<T: FromStr<Err = std::num::ParseIntError>>(
+        &self,
+        token: &str,
+    ) -> Result<T, InferError> {
         self.integer(
             token,
             |token| token.parse::<i64>().is_ok(),
@@ -158,7 +179,8 @@ impl Input<'_> {
         )
     }
 
-    /// Parses an integer. Refuses a value that fits in 64 bits but not in the datatype; Triton wraps it silently.
+    /// Parses an integer. Refuses a value that fits in 64 bits but not in the datatype; Triton
+    /// wraps it silently.
     fn integer<T: FromStr<Err = std::num::ParseIntError>>(
         &self,
         token: &str,
@@ -166,11 +188,13 @@ impl Input<'_> {
         type_text: &str,
     ) -> Result<T, InferError> {
         token.parse().map_err(|error: std::num::ParseIntError| {
-            let overflow = matches!(error.kind(), IntErrorKind::PosOverflow | IntErrorKind::NegOverflow);
+            let overflow =
+                matches!(error.kind(), IntErrorKind::PosOverflow | IntErrorKind::NegOverflow);
             if overflow && fits_64_bits(token) {
                 let Self { name, datatype, .. } = self;
                 return InferError::invalid(format!(
-                    "{PREFIX}: value {token} of input {name} is out of range for datatype {datatype}"
+                    "{PREFIX}: value {token} of input {name} is out of range for datatype \
+                     {datatype}"
                 ));
             }
             type_error(PREFIX, type_text)
@@ -192,7 +216,8 @@ mod tests {
     use super::*;
 
     fn check(json: &str, datatype: DataType, elements: u64, expected: Result<&[u8], (u16, &str)>) {
-        let got = flatten("X", json, datatype, elements).map_err(|error| (error.code.http_status(), error.message));
+        let got = flatten("X", json, datatype, elements)
+            .map_err(|error| (error.code.http_status(), error.message));
         match (got, expected) {
             (Ok(bytes), Ok(wanted)) => assert_eq!(bytes, wanted, "{json} as {datatype}"),
             (Err((status, message)), Err((wanted, text))) => {
@@ -214,7 +239,12 @@ mod tests {
         check("[-2]", DataType::Int16, 1, Ok(&[254, 255]));
         check("[ [ 1 ] ,\n[ -1 ] ]", DataType::Int32, 2, Ok(&[1, 0, 0, 0, 255, 255, 255, 255]));
         check("[-9223372036854775808]", DataType::Int64, 1, Ok(&[0, 0, 0, 0, 0, 0, 0, 128]));
-        check("[1,0.1,-0.0]", DataType::Fp32, 3, Ok(&[0, 0, 128, 63, 205, 204, 204, 61, 0, 0, 0, 128]));
+        check(
+            "[1,0.1,-0.0]",
+            DataType::Fp32,
+            3,
+            Ok(&[0, 0, 128, 63, 205, 204, 204, 61, 0, 0, 0, 128]),
+        );
         check("[0.1]", DataType::Fp64, 1, Ok(&0.1f64.to_le_bytes()));
         check("[1e39]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
         check("[ 0E-17343 ]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
@@ -230,8 +260,10 @@ mod tests {
 
     #[test]
     fn errors_have_tritons_codes_and_texts() {
-        let unsigned = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer";
-        let signed = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer";
+        let unsigned = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as \
+                        unsigned-integer";
+        let signed =
+            "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer";
         check(
             "[1,2,3]",
             DataType::Int32,
@@ -251,15 +283,34 @@ mod tests {
         check("[\"a\"]", DataType::Int32, 1, Err((500, signed)));
         check("[{}]", DataType::Int32, 1, Err((500, signed)));
         check("[9223372036854775808]", DataType::Int64, 1, Err((500, signed)));
-        check("[1]", DataType::Bool, 1, Err((500, "attempt to access JSON non-boolean as boolean")));
-        check("[null]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
-        check("[\"NaN\"]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
+        check(
+            "[1]",
+            DataType::Bool,
+            1,
+            Err((500, "attempt to access JSON non-boolean as boolean")),
+        );
+        check(
+            "[null]",
+            DataType::Fp32,
+            1,
+            Err((500, "attempt to access JSON non-number as double")),
+        );
+        check(
+            "[\"NaN\"]",
+            DataType::Fp32,
+            1,
+            Err((500, "attempt to access JSON non-number as double")),
+        );
         check("[1e400]", DataType::Fp64, 1, Err((500, "Number too big to be stored in double")));
         check(
             "[1]",
             DataType::Bytes,
             1,
-            Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string, for input 'X'")),
+            Err((
+                500,
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string, \
+                 for input 'X'",
+            )),
         );
         check(
             "[ 0E-17341 ]",
@@ -268,15 +319,34 @@ mod tests {
             Err((500, "attempt to access JSON non-string as string, for input 'X'")),
         );
         check("[ 0E-17341 ]", DataType::Int32, 1, Err((500, signed)));
-        check("[\"\u{f8ff}NaN\"]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
-        check("[300]", DataType::Int8, 1, Err((400, "value 300 of input X is out of range for datatype INT8")));
+        check(
+            "[\"\u{f8ff}NaN\"]",
+            DataType::Fp32,
+            1,
+            Err((500, "attempt to access JSON non-number as double")),
+        );
+        check(
+            "[300]",
+            DataType::Int8,
+            1,
+            Err((400, "value 300 of input X is out of range for datatype INT8")),
+        );
         check(
             "[1]",
             DataType::Fp16,
             1,
-            Err((400, "receiving FP16 data via JSON is not supported. Please use the binary data format for input X")),
+            Err((
+                400,
+                "receiving FP16 data via JSON is not supported. Please use the binary data format \
+                 for input X",
+            )),
         );
-        check("[1]", DataType::Bf16, 1, Err((400, "receiving BF16 data via JSON is not supported.")));
+        check(
+            "[1]",
+            DataType::Bf16,
+            1,
+            Err((400, "receiving BF16 data via JSON is not supported.")),
+        );
     }
 
     #[test]

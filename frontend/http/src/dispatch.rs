@@ -24,18 +24,23 @@ pub(super) struct Dispatch {
 impl Dispatch {
     pub(super) fn new(service: SharedService, settings: Settings) -> Self {
         let policy = settings.policy(service.clone());
-        Self { routes: routes::table(Edge::new(service, settings), policy, super::answer::no_access) }
+        Self {
+            routes: routes::table(Edge::new(service, settings), policy, super::answer::no_access),
+        }
     }
 
     pub(super) fn edge(&self) -> &Edge {
         self.routes.state()
     }
 
-    /// Answers a request. A `Result`, as a service needs: another future around this one would be copied with it.
+    /// Answers a request. A `Result`, as a service needs: another future around this one would be
+    /// copied with it.
     pub(super) async fn answer(self, mut incoming: Incoming<Body>) -> Result<Response, Infallible> {
         Ok(match plain_infer(&incoming.request) {
             Some(path) => match self.routes.admit(Route::Infer, &mut incoming) {
-                Ok(call) => infer::answer(self.edge(), call, path, incoming.request, |_| None).await,
+                Ok(call) => {
+                    infer::answer(self.edge(), call, path, incoming.request, |_| None).await
+                }
                 Err(refused) => refused,
             },
             // Boxed: the hot path should not move the large future of all routes.
@@ -45,7 +50,10 @@ impl Dispatch {
 }
 
 impl Handle for Dispatch {
-    fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send {
+    fn handle(
+        self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response, Infallible>> + Send {
         self.answer(Incoming::over_http(request, &FIELDS))
     }
 
@@ -54,11 +62,12 @@ impl Handle for Dispatch {
     }
 }
 
-/// Returns the model of a `POST /v2/models/M/infer` without version and percent-encoded characters. The route table handles all
-/// other paths.
+/// Returns the model of a `POST /v2/models/M/infer` without version and percent-encoded characters.
+/// The route table handles all other paths.
 fn plain_infer<B>(request: &Request<B>) -> Option<ModelPath> {
     let model = request.uri().path().strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
-    let plain = request.method() == Method::POST && !model.is_empty() && !model.contains(['/', '%']);
+    let plain =
+        request.method() == Method::POST && !model.is_empty() && !model.contains(['/', '%']);
     plain.then(|| ModelPath { model: model.to_owned(), version: String::new() })
 }
 
@@ -69,13 +78,17 @@ mod tests {
     #[test]
     fn only_plain_inference_skips_the_route_table() {
         let model = |method: Method, uri: &str| {
-            let request = Request::builder().method(method).uri(uri).body(()).expect("a valid request");
+            let request =
+                Request::builder().method(method).uri(uri).body(()).expect("a valid request");
             plain_infer(&request).map(|path| path.model)
         };
         assert_eq!(model(Method::POST, "/v2/models/m/infer?x=1"), Some("m".to_owned()));
-        for uri in
-            ["/v2/models/m/versions/1/infer", "/v2/models/a%20b/infer", "/v2/models//infer", "/v2/models/m/generate"]
-        {
+        for uri in [
+            "/v2/models/m/versions/1/infer",
+            "/v2/models/a%20b/infer",
+            "/v2/models//infer",
+            "/v2/models/m/generate",
+        ] {
             assert_eq!(model(Method::POST, uri), None, "{uri}");
         }
         assert_eq!(model(Method::GET, "/v2/models/m/infer"), None);

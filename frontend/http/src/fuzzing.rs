@@ -1,5 +1,5 @@
-//! Checks for the fuzz targets of HTTP bodies: each accepts any bytes and panics if an invariant is violated. The server does not
-//! use this module.
+//! Checks for the fuzz targets of HTTP bodies: each accepts any bytes and panics if an invariant is
+//! violated. The server does not use this module.
 
 use bytes::Bytes;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
@@ -16,9 +16,9 @@ pub fn load(body: &[u8]) -> Vec<(String, Bytes)> {
     repository::load_parameters(body).unwrap_or_default()
 }
 
-/// Decodes any body with any header: the first two bytes are the length of the JSON (`0xffff`: no header), the rest is the body.
-/// A decoded request is encoded again in both forms. The body is also parsed as a request of the generate extension and as a
-/// registration of shared memory.
+/// Decodes any body with any header: the first two bytes are the length of the JSON (`0xffff`: no
+/// header), the rest is the body. A decoded request is encoded again in both forms. The body is
+/// also parsed as a request of the generate extension and as a registration of shared memory.
 pub fn request(data: &[u8]) {
     let Some((length, body)) = data.split_first_chunk::<2>() else { return };
     let length = u16::from_le_bytes(*length);
@@ -42,7 +42,8 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Parses any body as a request of the generate extension and of v1, and checks that the data of each tensor matches its shape.
+/// Parses any body as a request of the generate extension and of v1, and checks that the data of
+/// each tensor matches its shape.
 fn generate(body: &[u8]) {
     let inputs = [
         ("I", "INT32", vec![-1]),
@@ -54,12 +55,17 @@ fn generate(body: &[u8]) {
         ("U", "UINT8", vec![-1]),
         ("H", "FP16", vec![-1]),
     ];
-    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
+    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata {
+        name: name.to_owned(),
+        datatype,
+        shape,
+    };
     let name = "m".to_owned();
     let platform = String::new();
     let versions = Vec::new();
     let outputs = Vec::new();
-    let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
+    let model =
+        ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
     let mut request = InferRequest::default();
     let generated = convert::request(body, &model, &mut request).map(|_| request.inputs);
     let predicted = parse(body, &model.inputs).map(|(inputs, _)| inputs);

@@ -1,5 +1,6 @@
-//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON whose members are the model's inputs.
-//! `generate` returns the only response; `generate_stream` returns each response as a server-sent event.
+//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON whose
+//! members are the model's inputs. `generate` returns the only response; `generate_stream` returns
+//! each response as a server-sent event.
 
 pub(super) mod convert;
 mod events;
@@ -27,8 +28,8 @@ use pharos_edge::routing::Routed;
 use pharos_listener::receiving::body::{self, Read};
 
 /// The error for a model that does not send exactly one response.
-const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
-                       various number of responses";
+const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream \
+                       for model that generates various number of responses";
 
 pub(super) async fn generate(edge: Edge, mut call: Call, mut routed: Routed) -> Response {
     let path = match ModelPath::of(&mut routed) {
@@ -42,7 +43,8 @@ pub(super) async fn generate(edge: Edge, mut call: Call, mut routed: Routed) -> 
         call.has_responded();
         let (response, timeline) = response?;
         call.set_times(&timeline);
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        let size: usize =
+            response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok::<_, InferError>(answer::json(json))
     };
@@ -71,7 +73,8 @@ pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Rout
         _ => StatusCode::OK.as_u16(),
     };
     let mut response = Response::default();
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -82,7 +85,8 @@ pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Rout
     response.map(|_| Body::new(Events::new(responses, first, call, trailer, sending, open)))
 }
 
-/// Returns the response of a model that sends exactly one, and the timeline at the end of the request.
+/// Returns the response of a model that sends exactly one, and the timeline at the end of the
+/// request.
 async fn only(responses: &mut dyn Responses) -> Result<(InferResponse, Timeline), InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
     let mut found = None;
@@ -131,7 +135,11 @@ async fn begin_traced(
     let body = read(edge, body).await;
     let metadata = metadata?;
     let body = body?;
-    let mut request = InferRequest { model_name: path.model, model_version: path.version, ..InferRequest::default() };
+    let mut request = InferRequest {
+        model_name: path.model,
+        model_version: path.version,
+        ..InferRequest::default()
+    };
     let mut request = on_a_thread_if(body.len() > LONG, move || {
         convert::request(&body.join(), &metadata, &mut request)?;
         Ok(request)

@@ -15,7 +15,8 @@ pub(super) async fn ready(edge: Edge, _: Routed) -> HandlerResult {
     health(&edge, "ready", edge.service.ready())
 }
 
-/// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server is exiting.
+/// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server
+/// is exiting.
 fn health(edge: &Edge, state: &str, healthy: bool) -> HandlerResult {
     if edge.service.exiting() {
         return Err(InferError::not_ready("Server exiting").into());

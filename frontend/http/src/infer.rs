@@ -24,7 +24,8 @@ use pharos_edge::routing::Routed;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 
-/// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
+/// Work on more bytes than this runs on a blocking thread, because it would delay the other
+/// connections of the event loop.
 pub(super) const LONG: usize = 128 << 10;
 
 pub(super) async fn infer(edge: Edge, call: Call, mut routed: Routed) -> Response {
@@ -34,7 +35,8 @@ pub(super) async fn infer(edge: Edge, call: Call, mut routed: Routed) -> Respons
     }
 }
 
-/// Answers an inference request. `status_of` returns the status of errors for which a platform expects another one than Triton's.
+/// Answers an inference request. `status_of` returns the status of errors for which a platform
+/// expects another one than Triton's.
 pub(super) async fn answer(
     edge: &Edge,
     mut call: Call,
@@ -60,11 +62,13 @@ pub(super) async fn answer(
     let result = async {
         let received_request = receive(edge, head, body, coding).await;
         // Report an unknown model before errors in the body, as Triton does.
-        let (request, form) =
-            received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
+        let (request, form) = received_request.map_err(|error| {
+            edge.service.model_metadata(&model, &version).err().unwrap_or(error)
+        })?;
         call.forward(&edge.settings.forward, headers)?;
         let response = execute(&*edge.service, &mut call, request).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        let size: usize =
+            response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = match answer_coding {
             // Binary outputs are sent as they are.
             Coding::Identity => size > LONG && form.bytes_in_json(&response.outputs) > LONG,
@@ -107,10 +111,17 @@ pub(super) async fn execute(
 }
 
 /// Reads, decompresses and decodes a request.
-async fn receive(edge: &Edge, head: Head, body: Body, coding: Coding) -> Result<Decoded, InferError> {
+async fn receive(
+    edge: &Edge,
+    head: Head,
+    body: Body,
+    coding: Coding,
+) -> Result<Decoded, InferError> {
     let limit = edge.settings.max_input_size;
-    let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
-    // The limit applies to the JSON and the binary data separately; the client declares the length of the JSON.
+    let declared: Option<u64> =
+        head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
+    // The limit applies to the JSON and the binary data separately; the client declares the length
+    // of the JSON.
     let json = declared.unwrap_or(0).min(limit);
     let most = match coding {
         Coding::Identity => json.saturating_add(limit),
@@ -122,12 +133,18 @@ async fn receive(edge: &Edge, head: Head, body: Body, coding: Coding) -> Result<
         Read::TooLarge(size) => return Err(too_large(declared, size, limit)),
     };
     let long = body.len() > LONG || coding != Coding::Identity;
-    let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
+    let binary_follows =
+        declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
     let budget = &edge.settings.budget;
     let permit = coder(budget, coding).await;
     let mut reservation = budget.reserve();
     let work = move || {
-        let body = match compression::decompress(body, coding, json.saturating_add(limit), &mut reservation)? {
+        let body = match compression::decompress(
+            body,
+            coding,
+            json.saturating_add(limit),
+            &mut reservation,
+        )? {
             Some(body) => body,
             None => return Err(inflates_too_far(json.saturating_add(limit))),
         };
@@ -145,13 +162,14 @@ async fn coder(budget: &Budget, coding: Coding) -> Option<OwnedSemaphorePermit> 
 /// Returns the error for a body that exceeds `most` bytes when decompressed.
 fn inflates_too_far(most: u64) -> InferError {
     let text = format!(
-        "decompressed request size exceeds the maximum allowed value of {most} bytes. Use --http-max-input-size to \
-         increase the limit."
+        "decompressed request size exceeds the maximum allowed value of {most} bytes. Use \
+         --http-max-input-size to increase the limit."
     );
     InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text)
 }
 
-/// Returns the error for a body of `size` bytes. The JSON is the part that is too large unless the client declared a smaller one.
+/// Returns the error for a body of `size` bytes. The JSON is the part that is too large unless the
+/// client declared a smaller one.
 fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
     let (json, binary) = match declared {
         None => (size, 0),
@@ -161,9 +179,11 @@ fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
     match codec::check_size(json, binary, limit) {
         Err(error) => error,
         // Compressed data beyond twice the limit, whose decompressed size is unknown.
-        Ok(()) => codec::check_size(0, size.max(limit.saturating_add(1)), limit)
-            .err()
-            .unwrap_or_else(|| InferError::internal("the size of a body over the limit is unknown")),
+        Ok(()) => {
+            codec::check_size(0, size.max(limit.saturating_add(1)), limit).err().unwrap_or_else(
+                || InferError::internal("the size of a body over the limit is unknown"),
+            )
+        }
     }
 }
 
@@ -174,7 +194,8 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
         Coding::Identity => (encoded.head, encoded.blobs),
         _ => {
             let head = Bytes::from(encoded.head);
-            let compressed = compression::compress(std::iter::once(&head).chain(&encoded.blobs), coding)?;
+            let compressed =
+                compression::compress(std::iter::once(&head).chain(&encoded.blobs), coding)?;
             (compressed.into(), Vec::new())
         }
     };
@@ -190,7 +211,8 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
     Ok(response)
 }
 
-/// Copies small tensors behind the JSON: one piece costs less than several, and the worker's memory is released at once.
+/// Copies small tensors behind the JSON: one piece costs less than several, and the worker's memory
+/// is released at once.
 fn one_or_many(mut head: Vec<u8>, blobs: Vec<Bytes>) -> Body {
     let size: usize = blobs.iter().map(Bytes::len).sum();
     if size > SMALL {
@@ -217,6 +239,8 @@ pub(super) fn on_a_thread<T: Send + 'static>(
     let done = blocking::run(work);
     async move {
         let done = done.await;
-        done.unwrap_or_else(|error| Err(InferError::internal(format!("processing a body failed: {error}"))))
+        done.unwrap_or_else(|error| {
+            Err(InferError::internal(format!("processing a body failed: {error}")))
+        })
     }
 }

@@ -1,7 +1,8 @@
-//! Reads JSON without building trees: the members of objects are borrowed slices of the text, parsed on demand.
+//! Reads JSON without building trees: the members of objects are borrowed slices of the text,
+//! parsed on demand.
 //!
-//! The texts and the code of type errors are those of Triton's JSON reader, because clients match them. The code is 500 although
-//! the client is at fault.
+//! The texts and the code of type errors are those of Triton's JSON reader, because clients match
+//! them. The code is 500 although the client is at fault.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -19,13 +20,14 @@ const MAX_SHOWN: usize = 64;
 /// The maximum nesting depth of JSON; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// The maximum number of elements or members that are kept of one array or object, tensor data excepted. An empty element of the
-/// text becomes a value of hundreds of bytes, so that a bound on the text does not bound the memory.
+/// The maximum number of elements or members that are kept of one array or object, tensor data
+/// excepted. An empty element of the text becomes a value of hundreds of bytes, so that a bound on
+/// the text does not bound the memory.
 pub(super) const MAX_ELEMENTS: usize = 16_384;
 
-/// The bare words for numbers that are not finite, the number that represents each in a rewritten document, and its value. They are
-/// numbers in JSON, so they are refused wherever another type is expected. A client's document cannot contain them: its numbers
-/// with [`MARK`] are respelled.
+/// The bare words for numbers that are not finite, the number that represents each in a rewritten
+/// document, and its value. They are numbers in JSON, so they are refused wherever another type is
+/// expected. A client's document cannot contain them: its numbers with [`MARK`] are respelled.
 const NONFINITE: [(&str, &str, f64); 5] = [
     ("NaN", "0E-17341", f64::NAN),
     ("-Infinity", "0E-17342", f64::NEG_INFINITY),
@@ -34,7 +36,8 @@ const NONFINITE: [(&str, &str, f64); 5] = [
     ("Inf", "0E-17343", f64::INFINITY),
 ];
 
-/// The part of a number that identifies those of [`NONFINITE`]. It begins with a rare character, so that searches for it are fast.
+/// The part of a number that identifies those of [`NONFINITE`]. It begins with a rare character, so
+/// that searches for it are fast.
 const MARK: &str = "E-1734";
 
 /// Another spelling of [`MARK`]; a number with it has the same value.
@@ -46,7 +49,8 @@ pub(super) fn parse_error(what: impl fmt::Display) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
-/// Returns the error for text that serde refuses: INVALID_ARG if it has too many elements, otherwise [`parse_error`].
+/// Returns the error for text that serde refuses: INVALID_ARG if it has too many elements,
+/// otherwise [`parse_error`].
 pub(super) fn unreadable(error: &serde_json::Error) -> InferError {
     let refused = parse_error(error);
     match error.is_data() && refused.message.contains(&format!(" has more than {MAX_ELEMENTS} ")) {
@@ -63,8 +67,11 @@ pub(super) fn type_error(prefix: &str, what: &str) -> InferError {
 /// Refuses text that is nested deeper than [`MAX_DEPTH`]. Brackets in strings do not count.
 pub(super) fn check_depth(json: &str) -> Result<(), InferError> {
     let bytes = json.as_bytes();
-    // Count brackets first: this is vectorised and sufficient for nearly every document. A chunk's number fits in a byte.
-    let opened = |chunk: &[u8]| usize::from(chunk.iter().map(|&byte| u8::from(byte | 0x20 == b'{')).sum::<u8>());
+    // Count brackets first: this is vectorised and sufficient for nearly every document. A chunk's
+    // number fits in a byte.
+    let opened = |chunk: &[u8]| {
+        usize::from(chunk.iter().map(|&byte| u8::from(byte | 0x20 == b'{')).sum::<u8>())
+    };
     if bytes.chunks(128).map(opened).sum::<usize>() <= MAX_DEPTH {
         return Ok(());
     }
@@ -86,7 +93,8 @@ pub(super) fn check_depth(json: &str) -> Result<(), InferError> {
     Ok(())
 }
 
-/// Returns the position of the quote that ends the string starting at `start`, or the text's length if the string is not closed.
+/// Returns the position of the quote that ends the string starting at `start`, or the text's length
+/// if the string is not closed.
 pub(super) fn string_end(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {
@@ -109,9 +117,9 @@ pub(super) fn from_body<'a, T: Deserialize<'a>>(body: &'a [u8]) -> serde_json::R
     serde_json::from_slice(without_byte_order_mark(body))
 }
 
-/// Parses a document that may have the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which JSON lacks but Python
-/// and Triton write. They become the numbers of [`NONFINITE`] in a copy of the text, which `relaxed` holds; [`nonfinite`] reads
-/// them.
+/// Parses a document that may have the bare words `NaN`, `Inf` and `Infinity` (with or without
+/// `-`), which JSON lacks but Python and Triton write. They become the numbers of [`NONFINITE`] in
+/// a copy of the text, which `relaxed` holds; [`nonfinite`] reads them.
 ///
 /// # Errors
 /// Returns the error and the text that has it.
@@ -119,7 +127,8 @@ pub(super) fn from_relaxed<'a, T: Deserialize<'a>>(
     json: &'a str,
     relaxed: &'a OnceCell<String>,
 ) -> Result<T, (serde_json::Error, &'a str)> {
-    // A client's number that looks like one of the table must be respelled even if the document is strict JSON.
+    // A client's number that looks like one of the table must be respelled even if the document is
+    // strict JSON.
     if !json.contains(MARK)
         && let Ok(parsed) = serde_json::from_str(json)
     {
@@ -132,7 +141,8 @@ pub(super) fn from_relaxed<'a, T: Deserialize<'a>>(
     serde_json::from_str(text).map_err(|error| (error, text))
 }
 
-/// Returns the length of a bare word, or of a number with [`MARK`], that `rest` begins with, and its replacement.
+/// Returns the length of a bare word, or of a number with [`MARK`], that `rest` begins with, and
+/// its replacement.
 fn relax(rest: &str) -> Option<(usize, String)> {
     if rest.starts_with(MARK) {
         return Some((MARK.len(), RESPELLED.to_owned()));
@@ -142,14 +152,16 @@ fn relax(rest: &str) -> Option<(usize, String)> {
     Some((word.len(), format!(" {number} ")))
 }
 
-/// Returns the length of a number of [`NONFINITE`] that `rest` begins with, and the word it represents.
+/// Returns the length of a number of [`NONFINITE`] that `rest` begins with, and the word it
+/// represents.
 fn restore(rest: &str) -> Option<(usize, String)> {
-    let (word, number, _) = NONFINITE.into_iter().find(|(_, number, _)| rest.starts_with(number))?;
+    let (word, number, _) =
+        NONFINITE.into_iter().find(|(_, number, _)| rest.starts_with(number))?;
     Some((number.len(), word.to_owned()))
 }
 
-/// Replaces parts of `json` outside strings; `replace` gets the rest of the text at each position that may begin a part. Returns
-/// `None` if nothing is replaced.
+/// Replaces parts of `json` outside strings; `replace` gets the rest of the text at each position
+/// that may begin a part. Returns `None` if nothing is replaced.
 fn rewrite(json: &str, replace: impl Fn(&str) -> Option<(usize, String)>) -> Option<String> {
     let bytes = json.as_bytes();
     let mut out = String::new();
@@ -183,8 +195,8 @@ pub(super) fn nonfinite(number: &str) -> Option<f64> {
     NONFINITE.into_iter().find(|(_, written, _)| *written == number).map(|(.., value)| value)
 }
 
-/// Declares an object with the members of interest. Unknown members are skipped, the first of duplicate members wins (as in
-/// Triton's reader), and anything but an object is refused.
+/// Declares an object with the members of interest. Unknown members are skipped, the first of
+/// duplicate members wins (as in Triton's reader), and anything but an object is refused.
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -309,7 +321,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
 }
 
 /// Reads the members of an object; `wrong` is the error if `value` is no object.
-pub(super) fn as_members(value: &RawValue, wrong: impl FnOnce() -> InferError) -> Result<Members<'_>, InferError> {
+pub(super) fn as_members(
+    value: &RawValue,
+    wrong: impl FnOnce() -> InferError,
+) -> Result<Members<'_>, InferError> {
     serde_json::from_str(value.get()).map_err(|error| match value.get().starts_with('{') {
         true => unreadable(&error),
         false => wrong(),
@@ -334,7 +349,9 @@ pub(super) fn as_string<'a>(value: &'a RawValue, prefix: &str) -> Result<Cow<'a,
 /// Returns `value` as an unsigned integer.
 pub(super) fn as_u64(value: &RawValue, prefix: &str) -> Result<u64, InferError> {
     let parsed = value.get().parse();
-    parsed.map_err(|_| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
+    parsed.map_err(|_| {
+        type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer")
+    })
 }
 
 /// Returns `value` as a boolean.
@@ -346,8 +363,8 @@ pub(super) fn as_bool(value: &RawValue, prefix: &str) -> Result<bool, InferError
     }
 }
 
-/// Converts the error of an invalid request parameter to INVALID_ARG (Triton answers INTERNAL) and appends the value and the
-/// allowed ones.
+/// Converts the error of an invalid request parameter to INVALID_ARG (Triton answers INTERNAL) and
+/// appends the value and the allowed ones.
 pub(super) fn with_allowed_values<T>(
     read: Result<T, InferError>,
     value: &RawValue,
@@ -370,7 +387,9 @@ pub(super) fn with_allowed_values<T>(
 pub(super) fn as_parameter(key: &str, value: &RawValue) -> Result<Parameter, InferError> {
     let text = value.get();
     let parameter = match text.as_bytes().first() {
-        Some(b'"') => serde_json::from_str(text).ok().map(|Key(string)| Parameter::String(string.into_owned())),
+        Some(b'"') => serde_json::from_str(text)
+            .ok()
+            .map(|Key(string)| Parameter::String(string.into_owned())),
         Some(b't') => Some(Parameter::Bool(true)),
         Some(b'f') => Some(Parameter::Bool(false)),
         Some(b'-' | b'0'..=b'9') => Some(number(text)?),
@@ -414,8 +433,10 @@ pub(super) fn as_f64(text: &str, prefix: &str) -> Result<f64, InferError> {
 
 fn too_big(number: &str) -> InferError {
     let shown: String = number.chars().take(32).collect();
-    let message =
-        format!("failed to parse the request JSON buffer: Number too big to be stored in double. got {shown}");
+    let message = format!(
+        "failed to parse the request JSON buffer: Number too big to be stored in double. got \
+         {shown}"
+    );
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
@@ -431,7 +452,10 @@ mod tests {
         let error = check_depth(&nested(101)).unwrap_err();
         assert_eq!(error.message, "JSON nesting depth exceeds maximum allowed limit (100)");
         assert_eq!(error.code, ErrorCode::InvalidArg);
-        assert_eq!(check_depth(&format!("[\"{}\\\"[\", {}]", "[".repeat(300), "[],".repeat(200))), Ok(()));
+        assert_eq!(
+            check_depth(&format!("[\"{}\\\"[\", {}]", "[".repeat(300), "[],".repeat(200))),
+            Ok(())
+        );
     }
 
     #[test]
@@ -439,10 +463,16 @@ mod tests {
         let parameter = |text: &str| as_parameter("x", serde_json::from_str(text).unwrap());
         for number in ["1e400", "-1e400", "1e99999999999999999999"] {
             let error = parameter(number).unwrap_err();
-            assert!(error.message.contains("Number too big to be stored in double"), "{number}: {error}");
+            assert!(
+                error.message.contains("Number too big to be stored in double"),
+                "{number}: {error}"
+            );
         }
         assert_eq!(parameter("1e300").unwrap(), Parameter::Double(1e300));
-        assert_eq!(parameter("18446744073709551616").unwrap(), Parameter::Double(18_446_744_073_709_551_616.0));
+        assert_eq!(
+            parameter("18446744073709551616").unwrap(),
+            Parameter::Double(18_446_744_073_709_551_616.0)
+        );
         assert_eq!(parameter("18446744073709551615").unwrap(), Parameter::Uint(u64::MAX));
         assert_eq!(parameter("null").unwrap_err().code, ErrorCode::InvalidArg);
     }
@@ -451,7 +481,10 @@ mod tests {
     fn nonfinite_words_become_numbers_outside_strings_only() {
         let rewritten = rewrite(r#"{"a NaN":[NaN,-Infinity,Inf,"\"Inf",-1]}"#, relax).unwrap();
         assert_eq!(rewritten, r#"{"a NaN":[ 0E-17341 , 0E-17342 , 0E-17343 ,"\"Inf",-1]}"#);
-        assert_eq!(rewrite(&rewritten, restore).unwrap(), r#"{"a NaN":[ NaN , -Infinity , Infinity ,"\"Inf",-1]}"#);
+        assert_eq!(
+            rewrite(&rewritten, restore).unwrap(),
+            r#"{"a NaN":[ NaN , -Infinity , Infinity ,"\"Inf",-1]}"#
+        );
         assert_eq!(rewrite(r#"{"a":[1,-2,"NaN","0E-17341"]}"#, relax), None);
         assert_eq!(nonfinite("0E-17342"), Some(f64::NEG_INFINITY));
         assert_eq!(nonfinite("NaN"), None);
@@ -474,7 +507,16 @@ mod tests {
 
     #[test]
     fn a_nonfinite_word_is_a_value_alone() {
-        for json in ["[1NaN]", "[-NaN]", "[1.NaN]", "[NaN1]", "[NaNNaN]", "[Infinity.5]", "[1e-Inf]", "{NaN:1}"] {
+        for json in [
+            "[1NaN]",
+            "[-NaN]",
+            "[1.NaN]",
+            "[NaN1]",
+            "[NaNNaN]",
+            "[Infinity.5]",
+            "[1e-Inf]",
+            "{NaN:1}",
+        ] {
             let relaxed = OnceCell::new();
             assert!(from_relaxed::<de::IgnoredAny>(json, &relaxed).is_err(), "{json}");
         }

@@ -1,7 +1,9 @@
-//! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
+//! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec
+//! 1.1, 1.3).
 //!
-//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other decisions. Query strings are
-//! accepted and ignored. A [`pharos_edge::Call`] counts every request once.
+//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other
+//! decisions. Query strings are accepted and ignored. A [`pharos_edge::Call`] counts every request
+//! once.
 
 mod answer;
 pub mod cloud;
@@ -59,7 +61,8 @@ use pharos_os::clock;
 /// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--http-max-input-size`: the maximum bytes of a request's JSON and, separately, of its binary data.
+    /// `--http-max-input-size`: the maximum bytes of a request's JSON and, separately, of its
+    /// binary data.
     pub max_input_size: u64,
     /// `--http-restricted-api`.
     pub restricted: Arc<Restrictions>,
@@ -127,14 +130,17 @@ impl Edge {
         match body::read(&self.settings.budget, body, MAX_SHORT_BODY).await? {
             Read::Whole(body) => Ok(body.join()),
             Read::TooLarge(size) => {
-                let text = format!("body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes");
+                let text = format!(
+                    "body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes"
+                );
                 Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
             }
         }
     }
 }
 
-/// Spawns a task that serves the v2 protocol on `listener` until `phases` signals shutdown and all requests in flight are answered.
+/// Spawns a task that serves the v2 protocol on `listener` until `phases` signals shutdown and all
+/// requests in flight are answered.
 #[must_use]
 pub fn serve(
     listener: TcpListener,

@@ -46,7 +46,9 @@ fn member(name: &str, value: &RawValue, update: &mut LogUpdate) -> Result<(), In
         "log_info" => update.info = Some(as_bool(value, &prefix)?),
         "log_warning" => update.warning = Some(as_bool(value, &prefix)?),
         "log_error" => update.error = Some(as_bool(value, &prefix)?),
-        "log_verbose_level" => update.verbose = Some(u32::try_from(as_u64(value, &prefix)?).unwrap_or(u32::MAX)),
+        "log_verbose_level" => {
+            update.verbose = Some(u32::try_from(as_u64(value, &prefix)?).unwrap_or(u32::MAX))
+        }
         "log_format" => update.format = Some(log_format(&as_string(value, &prefix)?)?),
         _ => return Err(unchangeable_log_setting(name)),
     }

@@ -1,8 +1,8 @@
-//! The metrics listener: `GET /metrics` in the Prometheus text format or, if the scraper prefers it, OpenMetrics or
-//! Prometheus' protobuf format.
+//! The metrics listener: `GET /metrics` in the Prometheus text format or, if the scraper prefers
+//! it, OpenMetrics or Prometheus' protobuf format.
 //!
-//! The listener is separate so that a firewall can treat scraping and inference differently. Its answers are not counted, because
-//! a scrape would change the values that it reads.
+//! The listener is separate so that a firewall can treat scraping and inference differently. Its
+//! answers are not counted, because a scrape would change the values that it reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,12 +48,18 @@ pub fn router(service: SharedService) -> Routes<SharedService> {
             call.finish(metrics(&renderings, service, request.uri(), request.headers()).await, None)
         }
     };
-    let router = Builder::default().route("/metrics", Route::Metrics, Methods::get(handler(scrape)));
+    let router =
+        Builder::default().route("/metrics", Route::Metrics, Methods::get(handler(scrape)));
     let fallbacks = Fallbacks { not_found: elsewhere, wrong_method, refused: |_| elsewhere() };
     dashboard::add_to(router).build(service.clone(), Arc::new(OpenPolicy::new(service)), fallbacks)
 }
 
-async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, headers: &HeaderMap) -> Response {
+async fn metrics(
+    renderings: &Renderings,
+    service: SharedService,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Response {
     let encoding = Encoding::negotiate(text(headers, ACCEPT).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
     let coding = Coding::of_response(text(headers, ACCEPT_ENCODING).as_deref());
@@ -63,7 +69,9 @@ async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, hea
         let mut body = service.scrape(encoding, &names);
         body.shrink_to_fit();
         let body = Bytes::from(body);
-        let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&body), coding).ok()?)));
+        let compressed = coding
+            .name()
+            .and_then(|name| Some((name, compress(std::iter::once(&body), coding).ok()?)));
         match compressed {
             Some((name, body)) => Rendered { coding: Some(name), body },
             None => Rendered { coding: None, body },
@@ -71,7 +79,11 @@ async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, hea
     });
     let Ok(Rendered { coding, body }) = rendered.await else {
         let sentence = "Failed to render the metrics.\n";
-        return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
+        return answer::with_body(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "text/plain; charset=utf-8",
+            sentence,
+        );
     };
     let mut response = answer::with_body(StatusCode::OK, encoding.content_type(), body);
     if let Some(name) = coding {
@@ -83,7 +95,8 @@ async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, hea
 
 /// Returns the decoded pairs of a query string.
 fn pairs(query: &str) -> Vec<(String, String)> {
-    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+    let decode =
+        |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs.map(|(key, value)| (decode(key), decode(value))).collect()
 }

@@ -34,10 +34,16 @@ pub(super) async fn metadata(edge: Edge, mut routed: Routed) -> HandlerResult {
 }
 
 fn metadata_json(metadata: &ModelMetadata) -> String {
-    // Built by hand because the order of the keys is part of the format (serde_json's maps sort them).
+    // Built by hand because the order of the keys is part of the format (serde_json's maps sort
+    // them).
     let tensors = |tensors: &[TensorMetadata]| {
         let tensor = |t: &TensorMetadata| {
-            format!("{{\"name\":{},\"datatype\":\"{}\",\"shape\":{}}}", json!(t.name), t.datatype, json!(t.shape))
+            format!(
+                "{{\"name\":{},\"datatype\":\"{}\",\"shape\":{}}}",
+                json!(t.name),
+                t.datatype,
+                json!(t.shape)
+            )
         };
         tensors.iter().map(tensor).collect::<Vec<_>>().join(",")
     };
@@ -51,7 +57,8 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
     )
 }
 
-/// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
+/// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does
+/// not exist.
 pub(super) async fn ready(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     let reason = match edge.service.model_ready(&path.model, &path.version).await {

@@ -1,5 +1,5 @@
-//! OpenAI's API over HTTP: its description of models, which shares the paths of KServe's v1, and the answers for the paths of its
-//! API that this server does not have.
+//! OpenAI's API over HTTP: its description of models, which shares the paths of KServe's v1, and
+//! the answers for the paths of its API that this server does not have.
 
 use std::future::ready;
 
@@ -12,13 +12,14 @@ use super::{Edge, answer};
 use pharos_edge::routing::Builder;
 
 /// What a client of a generating model can use instead.
-const TEXT: &str =
-    "POST /v2/models/MODEL/generate or /v2/models/MODEL/generate_stream with a model that generates text";
+const TEXT: &str = "POST /v2/models/MODEL/generate or /v2/models/MODEL/generate_stream with a \
+                    model that generates text";
 
 /// What a client of any other model can use instead.
 const TENSORS: &str = "POST /v2/models/MODEL/infer or /v1/models/MODEL:predict";
 
-/// The paths of OpenAI's API at which clients send requests to models, each with what this server has instead.
+/// The paths of OpenAI's API at which clients send requests to models, each with what this server
+/// has instead.
 const UNAVAILABLE: [(&str, &str); 13] = [
     ("/v1/chat/completions", TEXT),
     ("/v1/completions", TEXT),
@@ -45,7 +46,10 @@ pub(super) struct ModelList<'a> {
 impl<'a> ModelList<'a> {
     /// Returns the list of the models with these names.
     pub(super) fn new(edge: &'a Edge, names: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { object: "list", data: names.into_iter().map(|name| Model::new(edge, name)).collect() }
+        Self {
+            object: "list",
+            data: names.into_iter().map(|name| Model::new(edge, name)).collect(),
+        }
     }
 }
 
@@ -61,7 +65,12 @@ pub(super) struct Model<'a> {
 
 impl<'a> Model<'a> {
     pub(super) fn new(edge: &'a Edge, name: &'a str) -> Self {
-        Self { id: name, object: "model", created: edge.created, owned_by: edge.service.server_name() }
+        Self {
+            id: name,
+            object: "model",
+            created: edge.created,
+            owned_by: edge.service.server_name(),
+        }
     }
 }
 
@@ -80,8 +89,8 @@ struct Details<'a> {
     code: Option<&'static str>,
 }
 
-/// Adds the paths that this server does not have. They need the access of inference, so that a client without it learns nothing
-/// about the server.
+/// Adds the paths that this server does not have. They need the access of inference, so that a
+/// client without it learns nothing about the server.
 pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     UNAVAILABLE.iter().fold(router, |router, &(path, instead)| {
         router.route(path, Route::Infer, post(move |_, _| ready(Err(unavailable(path, instead)))))
@@ -89,9 +98,16 @@ pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
 }
 
 fn unavailable(path: &str, instead: &str) -> answer::Failure {
-    let message =
-        format!("this server does not have OpenAI's API {path} yet: send {instead}; GET /v1/models lists the models");
-    let details = Details { message: &message, kind: "invalid_request_error", param: None, code: None };
+    let message = format!(
+        "this server does not have OpenAI's API {path} yet: send {instead}; GET /v1/models lists \
+         the models"
+    );
+    let details =
+        Details { message: &message, kind: "invalid_request_error", param: None, code: None };
     let body = serde_json::to_vec(&Failure { error: details }).unwrap_or_default();
-    answer::Failure::Unknown(Box::new(answer::with_body(StatusCode::NOT_FOUND, "application/json", body)))
+    answer::Failure::Unknown(Box::new(answer::with_body(
+        StatusCode::NOT_FOUND,
+        "application/json",
+        body,
+    )))
 }

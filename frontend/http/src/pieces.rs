@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-/// A response's body made of pieces that are sent as they are: tensor bytes go to the socket from where they lie.
+/// A response's body made of pieces that are sent as they are: tensor bytes go to the socket from
+/// where they lie.
 pub(super) struct Pieces {
     pieces: VecDeque<Bytes>,
     left: u64,
@@ -28,7 +29,10 @@ impl http_body::Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let piece = self.pieces.pop_front();
         self.left -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
         Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))

@@ -1,8 +1,9 @@
 //! An inference response as JSON (spec 2.4), written straight into one buffer.
 //!
-//! Numbers are written as the shortest text that parses to the same value of the tensor's datatype. (Triton casts an FP32 to
-//! double and prints `0.10000000149011612`; both texts parse to the same FP32.) NaN and infinities are written as `NaN`,
-//! `Infinity` and `-Infinity`, which are not JSON but which Triton and Python write too.
+//! Numbers are written as the shortest text that parses to the same value of the tensor's datatype.
+//! (Triton casts an FP32 to double and prints `0.10000000149011612`; both texts parse to the same
+//! FP32.) NaN and infinities are written as `NaN`, `Infinity` and `-Infinity`, which are not JSON
+//! but which Triton and Python write too.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferOutput, InferResponse, Parameter, Parameters};
@@ -12,7 +13,8 @@ use serde::Serialize;
 /// Appends the response's JSON to `out`; `binary` selects the outputs that follow as binary data.
 ///
 /// # Errors
-/// Fails if JSON cannot represent an output (FP16, BF16, bytes that are not UTF-8) or if its bytes do not match its shape.
+/// Fails if JSON cannot represent an output (FP16, BF16, bytes that are not UTF-8) or if its bytes
+/// do not match its shape.
 pub(super) fn render(
     response: &InferResponse,
     binary: impl Fn(&str) -> bool,
@@ -43,8 +45,12 @@ pub(super) fn render(
 }
 
 /// Appends a JSON value.
-pub(super) fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> Result<(), InferError> {
-    serde_json::to_writer(out, value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))
+pub(super) fn value(
+    out: &mut Vec<u8>,
+    value: &(impl Serialize + ?Sized),
+) -> Result<(), InferError> {
+    serde_json::to_writer(out, value)
+        .map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))
 }
 
 fn parameters(out: &mut Vec<u8>, parameters: &Parameters) -> Result<(), InferError> {
@@ -101,7 +107,9 @@ fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), I
 pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
     let tensor = &output.tensor;
     let bytes: &[u8] = &tensor.data.as_slice();
-    if tensor.datatype.size().is_some() && byte_size(tensor.datatype, &tensor.shape) != Some(bytes.len() as u64) {
+    if tensor.datatype.size().is_some()
+        && byte_size(tensor.datatype, &tensor.shape) != Some(bytes.len() as u64)
+    {
         return Err(size_mismatch(output));
     }
     match tensor.datatype {
@@ -110,23 +118,44 @@ pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferE
     }
 }
 
-/// Appends the elements of a fixed-size datatype, separated by commas; `name` is for error messages.
-pub(super) fn elements(out: &mut Vec<u8>, name: &str, datatype: DataType, bytes: &[u8]) -> Result<(), InferError> {
+/// Appends the elements of a fixed-size datatype, separated by commas; `name` is for error
+/// messages.
+pub(super) fn elements(
+    out: &mut Vec<u8>,
+    name: &str,
+    datatype: DataType,
+    bytes: &[u8],
+) -> Result<(), InferError> {
     match datatype {
         DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),
         DataType::Uint8 => list(out, bytes, |out, element| value(out, &u8::from_le_bytes(element))),
-        DataType::Uint16 => list(out, bytes, |out, element| value(out, &u16::from_le_bytes(element))),
-        DataType::Uint32 => list(out, bytes, |out, element| value(out, &u32::from_le_bytes(element))),
-        DataType::Uint64 => list(out, bytes, |out, element| value(out, &u64::from_le_bytes(element))),
+        DataType::Uint16 => {
+            list(out, bytes, |out, element| value(out, &u16::from_le_bytes(element)))
+        }
+        DataType::Uint32 => {
+            list(out, bytes, |out, element| value(out, &u32::from_le_bytes(element)))
+        }
+        DataType::Uint64 => {
+            list(out, bytes, |out, element| value(out, &u64::from_le_bytes(element)))
+        }
         DataType::Int8 => list(out, bytes, |out, element| value(out, &i8::from_le_bytes(element))),
-        DataType::Int16 => list(out, bytes, |out, element| value(out, &i16::from_le_bytes(element))),
-        DataType::Int32 => list(out, bytes, |out, element| value(out, &i32::from_le_bytes(element))),
-        DataType::Int64 => list(out, bytes, |out, element| value(out, &i64::from_le_bytes(element))),
+        DataType::Int16 => {
+            list(out, bytes, |out, element| value(out, &i16::from_le_bytes(element)))
+        }
+        DataType::Int32 => {
+            list(out, bytes, |out, element| value(out, &i32::from_le_bytes(element)))
+        }
+        DataType::Int64 => {
+            list(out, bytes, |out, element| value(out, &i64::from_le_bytes(element)))
+        }
         DataType::Fp32 => list(out, bytes, |out, element| single(out, f32::from_le_bytes(element))),
         DataType::Fp64 => list(out, bytes, |out, element| double(out, f64::from_le_bytes(element))),
-        DataType::Bytes => Err(InferError::internal(format!("the elements of output '{name}' have no fixed size"))),
+        DataType::Bytes => {
+            Err(InferError::internal(format!("the elements of output '{name}' have no fixed size")))
+        }
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid(format!(
-            "sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
+            "sending {datatype} data via JSON is not supported. Please use the binary data format \
+             for output {name}"
         ))),
     }
 }
@@ -170,8 +199,8 @@ fn strings(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
         let element = element.map_err(|_| size_mismatch(output))?;
         let text = std::str::from_utf8(element).map_err(|_| {
             InferError::invalid(format!(
-                "element {count} of output {} is not UTF-8, which JSON cannot carry. Please use the binary data format \
-                 for output {}",
+                "element {count} of output {} is not UTF-8, which JSON cannot carry. Please use \
+                 the binary data format for output {}",
                 output.name, output.name
             ))
         })?;
@@ -181,10 +210,15 @@ fn strings(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
         value(out, text)?;
         count += 1;
     }
-    if element_count(&output.tensor.shape) == Some(count) { Ok(()) } else { Err(size_mismatch(output)) }
+    if element_count(&output.tensor.shape) == Some(count) {
+        Ok(())
+    } else {
+        Err(size_mismatch(output))
+    }
 }
 
 fn size_mismatch(output: &InferOutput) -> InferError {
-    let message = format!("output tensor shape does not match size of output for '{}'", output.name);
+    let message =
+        format!("output tensor shape does not match size of output for '{}'", output.name);
     InferError::new(ErrorCode::Internal, Reason::Internal, message)
 }

@@ -70,13 +70,15 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
-/// Returns the route of a load or an unload. The verb may be percent-encoded; both need the same access.
+/// Returns the route of a load or an unload. The verb may be percent-encoded; both need the same
+/// access.
 pub(super) fn route_of_operation(path: &str) -> Route {
     if path.ends_with("unload") { Route::RepositoryUnload } else { Route::RepositoryLoad }
 }
 
-/// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
-/// the name; the engine then refuses an invalid one with an explanation.
+/// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so
+/// everything before the verb is the name; the engine then refuses an invalid one with an
+/// explanation.
 pub(super) async fn operate(edge: Edge, routed: Routed) -> HandlerResult {
     let operation = routed.parameters.unwrap_or_default().concat();
     let body = routed.request.into_body();
@@ -87,8 +89,8 @@ pub(super) async fn operate(edge: Edge, routed: Routed) -> HandlerResult {
     }
 }
 
-/// `POST /v2/repository/R/models/M/load` and `/unload`. Triton has these paths and refuses the name of the repository; the name in
-/// the path of an index has no effect.
+/// `POST /v2/repository/R/models/M/load` and `/unload`. Triton has these paths and refuses the name
+/// of the repository; the name in the path of an index has no effect.
 pub(super) async fn operate_in(_: Edge, routed: Routed) -> HandlerResult {
     let named = routed.parameters.as_deref().and_then(|parts| parts.last()?.rsplit_once('/'));
     match named {
@@ -101,13 +103,15 @@ pub(super) async fn operate_in(_: Edge, routed: Routed) -> HandlerResult {
 
 async fn load(edge: &Edge, model: &str, body: Body) -> HandlerResult {
     let body = whole(edge, body).await?;
-    let parameters = on_a_thread_if(body.len() > LONG, move || load_parameters(&body.join())).await?;
+    let parameters =
+        on_a_thread_if(body.len() > LONG, move || load_parameters(&body.join())).await?;
     answer::done(edge.service.load_model(model, parameters).await)
 }
 
 async fn unload(edge: &Edge, model: &str, body: Body) -> HandlerResult {
     let body = whole(edge, body).await?;
-    let dependents = on_a_thread_if(body.len() > LONG, move || unloads_dependents(&body.join())).await?;
+    let dependents =
+        on_a_thread_if(body.len() > LONG, move || unloads_dependents(&body.join())).await?;
     answer::done(edge.service.unload_model(model, dependents).await)
 }
 
@@ -118,8 +122,8 @@ async fn whole(edge: &Edge, body: Body) -> Result<Data, InferError> {
         Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {
             let message = format!(
-                "request JSON size of {size} bytes exceeds the maximum allowed input size of {most} bytes. Use \
-                 --http-max-input-size to increase the limit."
+                "request JSON size of {size} bytes exceeds the maximum allowed input size of \
+                 {most} bytes. Use --http-max-input-size to increase the limit."
             );
             Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
         }
@@ -151,13 +155,19 @@ pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, Infer
             None => {
                 let name = name.escape_debug();
                 return Err(internal(format!(
-                    "unexpected error on creating Triton parameter: '{name}' is not known; allowed are 'config' and 'file:PATH'"
+                    "unexpected error on creating Triton parameter: '{name}' is not known; \
+                     allowed are 'config' and 'file:PATH'"
                 )));
             }
             Some(LoadParameter::Config) => Bytes::from(text.into_owned()),
-            Some(LoadParameter::File) => BASE64_STANDARD.decode(text.as_bytes()).map(Bytes::from).map_err(|error| {
-                InferError::malformed(format!("the value of '{}' is not base64: {error}", name.escape_debug()))
-            })?,
+            Some(LoadParameter::File) => {
+                BASE64_STANDARD.decode(text.as_bytes()).map(Bytes::from).map_err(|error| {
+                    InferError::malformed(format!(
+                        "the value of '{}' is not base64: {error}",
+                        name.escape_debug()
+                    ))
+                })?
+            }
         };
         Ok((name.into_owned(), value))
     };
@@ -191,18 +201,25 @@ mod tests {
 
     #[test]
     fn large_bodies_are_decoded_on_another_thread() {
-        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
             // While the only other thread is occupied, nothing that needs it can be ready.
             let (release, released) = mpsc::channel::<()>();
             let occupied = blocking::run(move || released.recv());
             let edge = Edge::new(EchoService::default().shared(), Settings::default());
             for (size, at_once) in [(1000, true), (LONG, false)] {
-                let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
+                let body = || {
+                    Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)))
+                };
                 let mut load = pin!(load(&edge, "m", body()));
                 let mut unload = pin!(unload(&edge, "m", body()));
-                let ready =
-                    poll_fn(|cx| Poll::Ready([load.as_mut().poll(cx).is_ready(), unload.as_mut().poll(cx).is_ready()]));
+                let ready = poll_fn(|cx| {
+                    Poll::Ready([
+                        load.as_mut().poll(cx).is_ready(),
+                        unload.as_mut().poll(cx).is_ready(),
+                    ])
+                });
                 assert_eq!(ready.await, [at_once; 2], "{size} bytes");
             }
             drop(release);

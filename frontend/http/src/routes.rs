@@ -10,14 +10,15 @@ use pharos_edge::{Incoming, Policy, Refusal};
 
 use super::answer::{answers, get, post};
 use super::{
-    Edge, Settings, generate, health, infer, logging, model, openai, repository, server, shared_memory, trace, v1,
+    Edge, Settings, generate, health, infer, logging, model, openai, repository, server,
+    shared_memory, trace, v1,
 };
 
 /// Answers the requests for v2 and v1 on a port of another protocol.
 pub type V2 = Arc<dyn Fn(Incoming<Body>) -> Answering + Send + Sync>;
 
-/// Returns the routes of v2 and v1 behind a policy, which replaces the tokens and restrictions of `settings`. `refused` renders its
-/// refusals.
+/// Returns the routes of v2 and v1 behind a policy, which replaces the tokens and restrictions of
+/// `settings`. `refused` renders its refusals.
 pub fn router(
     service: SharedService,
     settings: Settings,
@@ -32,8 +33,13 @@ pub fn router(
 }
 
 /// Returns the routes behind a policy.
-pub(crate) fn table(edge: Edge, policy: Arc<dyn Policy>, refused: fn(Refusal) -> Response) -> Routes<Edge> {
-    let fallbacks = Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
+pub(crate) fn table(
+    edge: Edge,
+    policy: Arc<dyn Policy>,
+    refused: fn(Refusal) -> Response,
+) -> Routes<Edge> {
+    let fallbacks =
+        Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
     declared().build(edge, policy, fallbacks)
 }
 
@@ -47,8 +53,11 @@ fn declared() -> Builder<Edge> {
     let router = model_route(router, "/ready", Route::ModelReady, || get(model::ready));
     let router = model_route(router, "/config", Route::ModelConfig, || get(model::config));
     let router = model_route(router, "/stats", Route::ModelStatistics, || get(model::statistics));
-    let router = model_route(router, "/infer", Route::Infer, || Methods::post(handler(infer::infer)));
-    let router = model_route(router, "/generate", Route::Generate, || Methods::post(handler(generate::generate)));
+    let router =
+        model_route(router, "/infer", Route::Infer, || Methods::post(handler(infer::infer)));
+    let router = model_route(router, "/generate", Route::Generate, || {
+        Methods::post(handler(generate::generate))
+    });
     let stream = || Methods::post(handler(generate::generate_stream));
     let router = model_route(router, "/generate_stream", Route::GenerateStream, stream);
     let router = router
@@ -64,13 +73,21 @@ fn declared() -> Builder<Edge> {
             RouteOf::Path(repository::route_of_operation),
             post(repository::operate_in),
         )
-        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get).and_post(answers(trace::post)))
+        .route(
+            "/v2/trace/setting",
+            Route::TraceSetting,
+            get(trace::get).and_post(answers(trace::post)),
+        )
         .route(
             "/v2/models/{model}/trace/setting",
             Route::TraceSetting,
             get(trace::get_of).and_post(answers(trace::post_of)),
         )
-        .route("/v2/logging", Route::LogSettings, get(logging::get).and_post(answers(logging::post)));
+        .route(
+            "/v2/logging",
+            Route::LogSettings,
+            get(logging::get).and_post(answers(logging::post)),
+        );
     openai::routes(v1::routes(shared_memory::routes(router)))
 }
 

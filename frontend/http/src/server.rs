@@ -13,7 +13,8 @@ const EXTENSIONS: &str = concat!(
 );
 
 pub(super) async fn metadata(edge: Edge, _: Routed) -> HandlerResult {
-    let name = serde_json::to_string(edge.service.server_name()).unwrap_or_else(|_| "\"triton\"".to_owned());
+    let name = serde_json::to_string(edge.service.server_name())
+        .unwrap_or_else(|_| "\"triton\"".to_owned());
     let version = env!("CARGO_PKG_VERSION");
     let body = format!("{{\"name\":{name},\"version\":\"{version}\",\"extensions\":{EXTENSIONS}}}");
     Ok(answer::json(body))

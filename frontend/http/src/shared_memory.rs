@@ -1,5 +1,6 @@
-//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: shared memory of clients (spec 2.10). The status has two members more
-//! than Triton's: the number of request tensors that are in a region now, and the total so far.
+//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: shared memory of clients (spec 2.10). The
+//! status has two members more than Triton's: the number of request tensors that are in a region
+//! now, and the total so far.
 
 use axum::body::Body;
 use base64::Engine as _;
@@ -77,7 +78,11 @@ pub(super) fn routes(mut router: Builder<Edge>) -> Builder<Edge> {
             .route(&format!("{base}/status"), status_of(kind), get(all))
             .route(&format!("{base}/unregister"), unregister_of(kind), post(remove_all))
             .route(&format!("{base}/region/{{region}}/status"), status_of(kind), get(one))
-            .route(&format!("{base}/region/{{region}}/unregister"), unregister_of(kind), post(remove))
+            .route(
+                &format!("{base}/region/{{region}}/unregister"),
+                unregister_of(kind),
+                post(remove),
+            )
             .route(&format!("{base}/region/{{region}}/register"), register_of(kind), post(add));
     }
     router
@@ -114,7 +119,13 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
         Memory::System { key, offset, .. } => Place::System { key, offset: *offset },
         Memory::Cuda { device, .. } => Place::Cuda { device_id: *device },
     };
-    Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
+    Shown {
+        name: &region.name,
+        place,
+        byte_size: region.byte_size,
+        in_use: *in_use,
+        uses: region.uses(),
+    }
 }
 
 fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> HandlerResult {
@@ -178,7 +189,8 @@ fn wrong(text: &str) -> InferError {
 }
 
 fn text(value: &RawValue) -> Result<String, InferError> {
-    serde_json::from_str(value.get()).map_err(|_| wrong("attempt to access JSON non-string as string"))
+    serde_json::from_str(value.get())
+        .map_err(|_| wrong("attempt to access JSON non-string as string"))
 }
 
 fn number(value: &RawValue) -> Result<u64, InferError> {

@@ -34,7 +34,10 @@ fn table(service: &EchoService, settings: Settings) -> Routes<Edge> {
 }
 
 /// Returns the response of a table.
-async fn answer<T: Clone + Send + Sync + 'static>(routes: Routes<T>, request: Request<Body>) -> Response {
+async fn answer<T: Clone + Send + Sync + 'static>(
+    routes: Routes<T>,
+    request: Request<Body>,
+) -> Response {
     let Ok(response) = routes.handle(request).await;
     response
 }
@@ -43,7 +46,11 @@ async fn send(service: &EchoService, request: Request<Body>) -> Got {
     let settings = Settings { max_input_size: 1 << 16, ..Settings::default() };
     let response = answer(table(service, settings), request).await;
     let (parts, body) = response.into_parts();
-    Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+    Got {
+        status: parts.status,
+        headers: parts.headers,
+        body: body.collect().await.unwrap().to_bytes(),
+    }
 }
 
 async fn ask(service: &EchoService, method: &str, path: &str, body: impl Into<Body>) -> Got {
@@ -52,7 +59,8 @@ async fn ask(service: &EchoService, method: &str, path: &str, body: impl Into<Bo
 
 const INFER: &str = "/v2/models/echo/infer";
 const NOT_ONE: &str = "{\"error\":\"generate expects model to produce exactly 1 response, use";
-const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype":"INT32","data":[1,2]}]}"#;
+const GOOD: &str =
+    r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype":"INT32","data":[1,2]}]}"#;
 
 /// Method, path and body; the expected status and the expected beginning of the body.
 #[tokio::test]
@@ -67,7 +75,15 @@ async fn every_route_answers_and_is_counted_once() {
         ("GET", "/v2", "", 200, "{\"name\":\"triton\",\"version\":", Route::ServerMetadata, None),
         ("GET", "/v2/models/echo", "", 200, dir, Route::ModelMetadata, None),
         ("GET", "/v2/models/echo/versions/1?a=b", "", 200, dir, Route::ModelMetadata, None),
-        ("GET", "/v2/models/nope", "", 400, unknown, Route::ModelMetadata, Some(Reason::UnknownModel)),
+        (
+            "GET",
+            "/v2/models/nope",
+            "",
+            400,
+            unknown,
+            Route::ModelMetadata,
+            Some(Reason::UnknownModel),
+        ),
         ("GET", "/v2/models/echo/ready", "", 200, "", Route::ModelReady, None),
         (
             "GET",
@@ -79,7 +95,15 @@ async fn every_route_answers_and_is_counted_once() {
             Some(Reason::UnknownModel),
         ),
         ("GET", "/v2/models/echo/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
-        ("GET", "/v2/models/echo/versions/1/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
+        (
+            "GET",
+            "/v2/models/echo/versions/1/config",
+            "",
+            200,
+            r#"{"name":"echo"}"#,
+            Route::ModelConfig,
+            None,
+        ),
         (
             "GET",
             "/v2/models/stats",
@@ -89,7 +113,15 @@ async fn every_route_answers_and_is_counted_once() {
             Route::ModelStatistics,
             None,
         ),
-        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::ModelStatistics, None),
+        (
+            "GET",
+            "/v2/models/echo/versions/1/stats",
+            "",
+            200,
+            "{\"model_stats\":[{",
+            Route::ModelStatistics,
+            None,
+        ),
         (
             "POST",
             INFER,
@@ -99,7 +131,15 @@ async fn every_route_answers_and_is_counted_once() {
             Route::Infer,
             None,
         ),
-        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::Infer, None),
+        (
+            "POST",
+            "/v2/models/echo/versions/1/infer",
+            GOOD,
+            200,
+            "{\"id\":\"7\"",
+            Route::Infer,
+            None,
+        ),
         (
             "GET",
             "/v1/models",
@@ -127,8 +167,24 @@ async fn every_route_answers_and_is_counted_once() {
             Route::Unknown,
             Some(Reason::Unsupported),
         ),
-        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::Infer, Some(Reason::UnknownModel)),
-        ("POST", "/v2/models/nope/infer", "{", 400, unknown, Route::Infer, Some(Reason::UnknownModel)),
+        (
+            "POST",
+            "/v2/models/nope/infer",
+            GOOD,
+            400,
+            unknown,
+            Route::Infer,
+            Some(Reason::UnknownModel),
+        ),
+        (
+            "POST",
+            "/v2/models/nope/infer",
+            "{",
+            400,
+            unknown,
+            Route::Infer,
+            Some(Reason::UnknownModel),
+        ),
         (
             "POST",
             INFER,
@@ -194,7 +250,15 @@ async fn every_route_answers_and_is_counted_once() {
             Route::Generate,
             None,
         ),
-        ("POST", "/v2/models/many/generate", r#"{"INPUT0":[]}"#, 400, NOT_ONE, Route::Generate, Some(Reason::Invalid)),
+        (
+            "POST",
+            "/v2/models/many/generate",
+            r#"{"INPUT0":[]}"#,
+            400,
+            NOT_ONE,
+            Route::Generate,
+            Some(Reason::Invalid),
+        ),
         (
             "POST",
             "/v2/models/many/generate",
@@ -223,12 +287,52 @@ async fn every_route_answers_and_is_counted_once() {
             Route::GenerateStream,
             Some(Reason::Internal),
         ),
-        ("POST", "/v2/models/many/generate_stream", r#"{"INPUT0":[]}"#, 200, "", Route::GenerateStream, None),
-        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemoryStatus, None),
+        (
+            "POST",
+            "/v2/models/many/generate_stream",
+            r#"{"INPUT0":[]}"#,
+            200,
+            "",
+            Route::GenerateStream,
+            None,
+        ),
+        (
+            "GET",
+            "/v2/systemsharedmemory/status",
+            "",
+            200,
+            "[]",
+            Route::SystemSharedMemoryStatus,
+            None,
+        ),
         ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemoryStatus, None),
-        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemoryUnregister, None),
-        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
-        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        (
+            "POST",
+            "/v2/systemsharedmemory/unregister",
+            "",
+            200,
+            "",
+            Route::SystemSharedMemoryUnregister,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/cudasharedmemory/unregister",
+            "",
+            200,
+            "",
+            Route::CudaSharedMemoryUnregister,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/cudasharedmemory/region/r/unregister",
+            "",
+            200,
+            "",
+            Route::CudaSharedMemoryUnregister,
+            None,
+        ),
         (
             "GET",
             "/v2/cudasharedmemory/region/r/status",
@@ -247,11 +351,43 @@ async fn every_route_answers_and_is_counted_once() {
             Route::SystemSharedMemoryRegister,
             Some(Reason::Malformed),
         ),
-        ("GET", "/v2/trace/setting", "", 200, r#""trace_mode":"triton""#, Route::TraceSetting, None),
-        ("POST", "/v2/models/echo/trace/setting", TRACE, 200, r#""trace_rate":"7""#, Route::TraceSetting, None),
-        ("POST", "/v2/trace/setting", r#"{"a":1}"#, 400, "'a'", Route::TraceSetting, Some(Reason::Invalid)),
+        (
+            "GET",
+            "/v2/trace/setting",
+            "",
+            200,
+            r#""trace_mode":"triton""#,
+            Route::TraceSetting,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/models/echo/trace/setting",
+            TRACE,
+            200,
+            r#""trace_rate":"7""#,
+            Route::TraceSetting,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/trace/setting",
+            r#"{"a":1}"#,
+            400,
+            "'a'",
+            Route::TraceSetting,
+            Some(Reason::Invalid),
+        ),
         ("POST", "/v2/logging", "{}", 200, "\"log_format\"", Route::LogSettings, None),
-        ("POST", "/v2/models/nope/generate", "", 400, unknown, Route::Generate, Some(Reason::UnknownModel)),
+        (
+            "POST",
+            "/v2/models/nope/generate",
+            "",
+            400,
+            unknown,
+            Route::Generate,
+            Some(Reason::UnknownModel),
+        ),
         (
             "POST",
             "/v2/models/nope/generate_stream",
@@ -261,19 +397,53 @@ async fn every_route_answers_and_is_counted_once() {
             Route::GenerateStream,
             Some(Reason::UnknownModel),
         ),
-        ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
-        ("GET", "/v2/models/%ff/ready", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
-        ("GET", INFER, "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
-        ("DELETE", "/v2", "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
+        (
+            "GET",
+            "/foo",
+            "",
+            404,
+            r#"{"error":"Not Found"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
+        (
+            "GET",
+            "/v2/models/%ff/ready",
+            "",
+            404,
+            r#"{"error":"Not Found"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
+        (
+            "GET",
+            INFER,
+            "",
+            405,
+            r#"{"error":"Method Not Allowed"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
+        (
+            "DELETE",
+            "/v2",
+            "",
+            405,
+            r#"{"error":"Method Not Allowed"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
     ] {
         let service = EchoService::default();
         let got = ask(&service, method, path, body).await;
         assert_eq!(got.status.as_u16(), status, "{method} {path}: {}", got.text());
-        let fits = if expected.is_empty() { got.body.is_empty() } else { got.text().contains(expected) };
+        let fits =
+            if expected.is_empty() { got.body.is_empty() } else { got.text().contains(expected) };
         assert!(fits, "{method} {path}: got {}, expected {expected}", got.text());
         if !got.body.is_empty() {
             let events = path.ends_with("/generate_stream") && got.text().starts_with("data: ");
-            let expected = if events { "text/event-stream; charset=utf-8" } else { "application/json" };
+            let expected =
+                if events { "text/event-stream; charset=utf-8" } else { "application/json" };
             assert_eq!(got.header("content-type"), Some(expected), "{method} {path}");
         }
         assert_eq!(service.records(), [(Protocol::Http, route, status, reason)], "{method} {path}");
@@ -288,7 +458,8 @@ fn infer_request() -> http::request::Builder {
 async fn binary_data_is_received_and_sent() {
     let json = r#"{"parameters":{"binary_data_output":true},"inputs":[{"name":"INPUT0","shape":[3],"datatype":"UINT8","parameters":{"binary_data_size":3}}]}"#;
     let body = [json.as_bytes(), &[7, 8, 9]].concat();
-    let request = infer_request().header("Inference-Header-Content-Length", json.len()).body(body.into());
+    let request =
+        infer_request().header("Inference-Header-Content-Length", json.len()).body(body.into());
     let got = send(&EchoService::default(), request.unwrap()).await;
     assert_eq!(got.status, 200);
     assert_eq!(got.header("content-type"), Some("application/octet-stream"));
@@ -304,16 +475,22 @@ async fn requests_and_responses_may_be_compressed() {
     let plain = Bytes::from(GOOD);
     for (coding, name) in [(Coding::Gzip, "gzip"), (Coding::Deflate, "deflate")] {
         let body = compress(std::iter::once(&plain), coding).unwrap();
-        let request =
-            infer_request().header("content-encoding", name).header("accept-encoding", name).body(body.into());
+        let request = infer_request()
+            .header("content-encoding", name)
+            .header("accept-encoding", name)
+            .body(body.into());
         let got = send(&EchoService::default(), request.unwrap()).await;
         assert_eq!((got.status.as_u16(), got.header("content-encoding")), (200, Some(name)));
-        let text =
-            decompress(got.body.into(), coding, 1 << 20, &mut Budget::default().reserve()).unwrap().unwrap().join();
+        let text = decompress(got.body.into(), coding, 1 << 20, &mut Budget::default().reserve())
+            .unwrap()
+            .unwrap()
+            .join();
         assert!(text.ends_with(b"\"data\":[1,2]}]}"));
     }
     let service = EchoService::default();
-    let got = send(&service, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
+    let got =
+        send(&service, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap())
+            .await;
     assert_eq!((got.status.as_u16(), got.header("accept-encoding")), (501, Some("gzip, deflate")));
     assert_eq!(got.text(), r#"{"error":"Unsupported compression type"}"#);
     assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
@@ -323,7 +500,8 @@ async fn requests_and_responses_may_be_compressed() {
 async fn refuses_bodies_over_the_limit_in_every_form() {
     use compression::{Coding, compress};
     let big = Bytes::from(vec![b' '; (1 << 16) + 1]);
-    let json = "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size";
+    let json = "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 \
+                bytes. Use --http-max-input-size";
     let raw = "exceeds the maximum allowed value";
     let bomb = compress(std::iter::once(&Bytes::from(vec![b' '; 1 << 22])), Coding::Gzip).unwrap();
     let chunked = || {
@@ -333,13 +511,24 @@ async fn refuses_bodies_over_the_limit_in_every_form() {
     for (request, expected) in [
         (infer_request().body(Body::from(big.clone())), json),
         (infer_request().header("inference-header-content-length", "0").body(Body::from(big)), raw),
-        (infer_request().header("content-encoding", "gzip").body(Body::from(bomb)), "exceeds the maximum allowed"),
+        (
+            infer_request().header("content-encoding", "gzip").body(Body::from(bomb)),
+            "exceeds the maximum allowed",
+        ),
         (infer_request().body(chunked()), "request JSON size of 98304 bytes"),
     ] {
         let service = EchoService::default();
         let got = send(&service, request.unwrap()).await;
-        assert!(got.status == 400 && got.text().contains(expected), "{}: {}", got.status, got.text());
-        assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
+        assert!(
+            got.status == 400 && got.text().contains(expected),
+            "{}: {}",
+            got.status,
+            got.text()
+        );
+        assert_eq!(
+            service.records(),
+            [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]
+        );
     }
 }
 
@@ -347,7 +536,8 @@ async fn refuses_bodies_over_the_limit_in_every_form() {
 async fn binary_data_may_reach_the_limit_in_addition_to_the_json() {
     let json = r#"{"inputs":[{"name":"INPUT0","shape":[65536],"datatype":"UINT8","parameters":{"binary_data_size":65536}}],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}"#;
     let body = [json.as_bytes(), &[1; 65536]].concat();
-    let request = infer_request().header("inference-header-content-length", json.len()).body(body.into());
+    let request =
+        infer_request().header("inference-header-content-length", json.len()).body(body.into());
     let got = send(&EchoService::default(), request.unwrap()).await;
     assert_eq!(got.status, 200, "{}", got.text());
 }
@@ -355,7 +545,11 @@ async fn binary_data_may_reach_the_limit_in_addition_to_the_json() {
 #[tokio::test]
 async fn a_client_disconnect_is_counted_as_cancelled() {
     let service = EchoService::default();
-    let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
+    let request = Request::builder()
+        .method("POST")
+        .uri("/v2/models/slow/infer")
+        .body(Body::from(GOOD))
+        .unwrap();
     let call = table(&service, Settings::default()).handle(request);
     let waited = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
@@ -365,10 +559,15 @@ async fn a_client_disconnect_is_counted_as_cancelled() {
 #[tokio::test]
 async fn metrics_have_their_own_listener() {
     let call = async |path: &str, accept: &str| {
-        let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
+        let request =
+            Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
         let response = answer(metrics::router(EchoService::default().shared()), request).await;
         let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
-        (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
+        (
+            response.status().as_u16(),
+            content_type,
+            response.into_body().collect().await.unwrap().to_bytes(),
+        )
     };
     let (status, content_type, body) = call("/metrics?name=x", "*/*").await;
     assert_eq!(
@@ -377,13 +576,16 @@ async fn metrics_have_their_own_listener() {
     );
     let (_, content_type, body) = call("/metrics", "application/openmetrics-text").await;
     assert!(content_type.starts_with("application/openmetrics-text") && body == "# EOF\n");
-    let protobuf = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited";
-    let (_, content_type, body) = call("/metrics", &format!("{protobuf};q=0.5,text/plain;q=0.2")).await;
+    let protobuf = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; \
+                    encoding=delimited";
+    let (_, content_type, body) =
+        call("/metrics", &format!("{protobuf};q=0.5,text/plain;q=0.2")).await;
     assert_eq!((content_type.as_str(), &body[..]), (protobuf, &b"\x06\x0a\x04nv_x"[..]));
     assert_eq!(call("/", "*/*").await.0, 404);
 }
 
-/// Uses a socket, because the service does not receive these requests: malformed and oversized heads are answered and counted.
+/// Uses a socket, because the service does not receive these requests: malformed and oversized
+/// heads are answered and counted.
 #[tokio::test]
 async fn malformed_heads_are_counted() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -429,7 +631,11 @@ async fn malformed_body_headers_are_refused() {
             "Unable to parse Inference-Header-Content-Length, got: 5, 6",
         ),
         (&[("content-encoding", b"\xff")], 501, "Unsupported compression type"),
-        (&[("content-encoding", b"identity"), ("content-encoding", b"gzip")], 501, "Unsupported compression type"),
+        (
+            &[("content-encoding", b"identity"), ("content-encoding", b"gzip")],
+            501,
+            "Unsupported compression type",
+        ),
         (&[("content-encoding", b"IDENTITY")], 200, "model_name"),
     ] {
         let mut request = infer_request();
@@ -442,16 +648,19 @@ async fn malformed_body_headers_are_refused() {
     }
 }
 
-/// Uses a socket: kept-alive connections, a request in flight at shutdown, and no new connections after it.
+/// Uses a socket: kept-alive connections, a request in flight at shutdown, and no new connections
+/// after it.
 #[tokio::test]
 async fn shutdown_lets_requests_finish() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = serve(listener, EchoService::default().shared(), Settings::default(), connections(), life);
+    let server =
+        serve(listener, EchoService::default().shared(), Settings::default(), connections(), life);
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
-    let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
+    let head =
+        format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
     let mut buffer = vec![0; 4096];
     client.write_all(format!("{head}{GOOD}").as_bytes()).await.unwrap();
     let first = client.read(&mut buffer).await.unwrap();
@@ -485,8 +694,18 @@ async fn loads_and_unloads_have_parameters() {
             "other one with config=2 file:1/x=3",
         ),
         (load, r#"{"parameters":{"config":"\u00fc"}}"#, 500, "other one with config=2"),
-        (load, r#"{"parameters":{"file:1/x":"AAE"}}"#, 400, "the value of 'file:1/x' is not base64"),
-        (load, r#"{"parameters":{"unknown":"x"}}"#, 500, "unexpected error on creating Triton parameter: 'unknown'"),
+        (
+            load,
+            r#"{"parameters":{"file:1/x":"AAE"}}"#,
+            400,
+            "the value of 'file:1/x' is not base64",
+        ),
+        (
+            load,
+            r#"{"parameters":{"unknown":"x"}}"#,
+            500,
+            "unexpected error on creating Triton parameter: 'unknown'",
+        ),
         (
             load,
             r#"{"parameters":{"unknown":1}}"#,
@@ -507,7 +726,8 @@ async fn loads_and_unloads_have_parameters() {
             load,
             &many,
             400,
-            "exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size to increase",
+            "exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size to \
+             increase",
         ),
         ("/v2/repository/models/a/../b/load", "", 500, "a/../b with "),
         ("/v2/repository/models//load", "", 500, " with "),
@@ -516,7 +736,12 @@ async fn loads_and_unloads_have_parameters() {
         ("/v2/repository/models/%ff/load", "", 404, "Not Found"),
         (unload, "", 500, "other false"),
         (unload, r#"{"parameters":{"unload_dependents":true,"unknown":[]}}"#, 500, "other true"),
-        (unload, r#"{"parameters":{"unload_dependents":1}}"#, 500, "attempt to access JSON non-boolean as boolean"),
+        (
+            unload,
+            r#"{"parameters":{"unload_dependents":1}}"#,
+            500,
+            "attempt to access JSON non-boolean as boolean",
+        ),
         (unload, "x", 500, "failed to parse the request JSON buffer"),
     ] {
         let got = ask(&EchoService::default(), "POST", path, body.to_owned()).await;

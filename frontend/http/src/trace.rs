@@ -98,7 +98,11 @@ fn shown(settings: TraceSettings) -> Response {
     // Built by hand because clients see the order of the keys (serde_json's maps sort them).
     let mut out = String::new();
     for (name, values) in settings {
-        let value = if name == "trace_level" { serde_json::json!(values) } else { serde_json::json!(values.concat()) };
+        let value = if name == "trace_level" {
+            serde_json::json!(values)
+        } else {
+            serde_json::json!(values.concat())
+        };
         let comma = if out.is_empty() { "{" } else { "," };
         let _ = write!(out, "{comma}\"{name}\":{value}");
     }

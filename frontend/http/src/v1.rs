@@ -1,8 +1,9 @@
-//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the model list, model readiness and `:predict`. The first two also
-//! have the members of OpenAI's answers at the same paths.
+//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the model list, model readiness and
+//! `:predict`. The first two also have the members of OpenAI's answers at the same paths.
 //!
-//! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference uses the same path as v2.
-//! The JSON is interpreted by the model's inputs, and each request is counted under the route of its v2 counterpart.
+//! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface.
+//! Inference uses the same path as v2. The JSON is interpreted by the model's inputs, and each
+//! request is counted under the route of its v2 counterpart.
 
 pub(super) mod request;
 mod response;
@@ -36,11 +37,15 @@ pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
         // The list of models needs the same access as the repository index.
         .route("/v1/models", Route::RepositoryIndex, get(list))
         .route("/v1/models/{model}", of_model, get(ready).and_post(handler(predict)))
-        .route("/v1/models/{model}/versions/{version}", of_model, get(ready).and_post(handler(predict)))
+        .route(
+            "/v1/models/{model}/versions/{version}",
+            of_model,
+            get(ready).and_post(handler(predict)),
+        )
 }
 
-/// Returns the route of a model's path. A last segment with a colon or an escape may end with `:predict` and needs the access of
-/// inference.
+/// Returns the route of a model's path. A last segment with a colon or an escape may end with
+/// `:predict` and needs the access of inference.
 fn route_of_model(path: &str) -> Route {
     let last = path.rsplit('/').next().unwrap_or_default();
     if last.contains([':', '%']) { Route::Infer } else { Route::ModelReady }
@@ -76,12 +81,17 @@ struct Ready<'a> {
     openai: openai::Model<'a>,
 }
 
-/// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
+/// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's
+/// model server.
 async fn ready(edge: Edge, mut routed: Routed) -> HandlerResult {
     let ModelPath { model, version } = ModelPath::of(&mut routed)?;
     let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => {
-            return answer::json_of(&Ready { name: &model, ready: true, openai: openai::Model::new(&edge, &model) });
+            return answer::json_of(&Ready {
+                name: &model,
+                ready: true,
+                openai: openai::Model::new(&edge, &model),
+            });
         }
         // Treat a malformed version like one that is not ready.
         Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => {
@@ -110,7 +120,13 @@ async fn predict(edge: Edge, call: Call, mut routed: Routed) -> Response {
     }
 }
 
-async fn answer_predict(edge: &Edge, mut call: Call, model: &str, version: &str, request: Request<Body>) -> Response {
+async fn answer_predict(
+    edge: &Edge,
+    mut call: Call,
+    model: &str,
+    version: &str,
+    request: Request<Body>,
+) -> Response {
     let (parts, body) = request.into_parts();
     call.begin_trace(model, &parts.headers);
     call.read_headers(&parts.headers);
@@ -118,8 +134,10 @@ async fn answer_predict(edge: &Edge, mut call: Call, model: &str, version: &str,
         let (request, form) = receive(edge, model, version, &parts.headers, body).await?;
         call.forward(&edge.settings.forward, &parts.headers)?;
         let response = execute(&*edge.service, &mut call, Box::new(request)).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
-        on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await
+        let size: usize =
+            response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json))
+            .await
     };
     let result = result.await.inspect_err(|error| call.has_failed(error));
     answer::finish(call, result.map_err(refusal))
@@ -138,7 +156,8 @@ async fn receive(
     let metadata = edge.service.model_metadata(model, version)?;
     let body = read(edge, body).await?;
     let (inputs, form) =
-        on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
+        on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs))
+            .await?;
     let request = InferRequest {
         model_name: model.to_owned(),
         model_version: version.to_owned(),

@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 /// The maximum number of completed connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
 
-/// Listens on an address. With `shared`, several processes of one user may listen on the same port, and the system
-/// distributes the connections among them (`SO_REUSEPORT`).
+/// Listens on an address. With `shared`, several processes of one user may listen on the same port,
+/// and the system distributes the connections among them (`SO_REUSEPORT`).
 ///
 /// # Errors
 /// The address is in use, or not one of this machine.
@@ -25,7 +25,9 @@ pub(crate) fn accept_waiting(listener: TcpListener) -> impl Iterator<Item = TcpS
     let streams = std::iter::from_fn(accept).take(BACKLOG as usize);
     streams.filter_map(|(stream, _)| {
         let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
-        accepted.inspect_err(|error| tracing::debug!(%error, "connection lost before it was served")).ok()
+        accepted
+            .inspect_err(|error| tracing::debug!(%error, "connection lost before it was served"))
+            .ok()
     })
 }
 

@@ -16,8 +16,8 @@ use pharos_os::clock;
 
 /// The maximum number of non-empty chunks of a body (Triton's limit).
 pub(crate) const MAX_CHUNKS: u32 = 65_536;
-/// Only pieces below this size count as chunks. hyper yields a large chunk in several pieces, as the network delivers them,
-/// but those are about as large as a packet.
+/// Only pieces below this size count as chunks. hyper yields a large chunk in several pieces, as
+/// the network delivers them, but those are about as large as a packet.
 const SMALL: usize = 512;
 /// The minimum rate, in bytes per second, of bodies that take longer than the idle timeout.
 const RATE: u64 = 240;
@@ -39,16 +39,19 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stalled(time) => write!(f, "the request's body stalled for {} seconds", time.as_secs_f32()),
+            Self::Stalled(time) => {
+                write!(f, "the request's body stalled for {} seconds", time.as_secs_f32())
+            }
             Self::TooSlow(bytes, time) => write!(
                 f,
-                "the request's body is too slow: {bytes} bytes in the last {} seconds; at least {RATE} a second are expected",
+                "the request's body is too slow: {bytes} bytes in the last {} seconds; at least \
+                 {RATE} a second are expected",
                 time.as_secs()
             ),
             Self::TooManyChunks => write!(
                 f,
-                "Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP \
-                 chunks."
+                "Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send \
+                 fewer or larger HTTP chunks."
             ),
         }
     }
@@ -72,7 +75,8 @@ pub(crate) struct Pace {
     idle_timeout: Duration,
     /// The bytes since `began`.
     received: u64,
-    /// The time of the first wait for data, or of one after the idle timeout at which the rate so far was high enough.
+    /// The time of the first wait for data, or of one after the idle timeout at which the rate so
+    /// far was high enough.
     began: Option<Instant>,
     /// Set while waiting for data.
     timer: Option<Pin<Box<Sleep>>>,
@@ -115,7 +119,9 @@ impl Pace {
                 return Poll::Ready(Fault::TooSlow(self.received, taken));
             }
             // A fast beginning does not permit a slow rest.
-            if taken > timeout && u128::from(self.received) * 1000 >= u128::from(RATE) * taken.as_millis() {
+            if taken > timeout
+                && u128::from(self.received) * 1000 >= u128::from(RATE) * taken.as_millis()
+            {
                 (self.began, self.received) = (Some(now), 0);
             }
         }
@@ -166,7 +172,10 @@ where
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let received = self.receive(frame.data_ref().map_or(0, Bytes::len));
@@ -204,7 +213,10 @@ mod tests {
         type Data = Bytes;
         type Error = Infallible;
 
-        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
             match self.0.pop_front() {
                 None => Poll::Ready(None),
                 Some(None) => {
@@ -216,7 +228,10 @@ mod tests {
         }
     }
 
-    async fn read(pieces: impl IntoIterator<Item = Option<usize>>, limits: BodyLimits) -> Result<u64, Fault> {
+    async fn read(
+        pieces: impl IntoIterator<Item = Option<usize>>,
+        limits: BodyLimits,
+    ) -> Result<u64, Fault> {
         let mut body = LimitedBody::new(Pieces(pieces.into_iter().collect()), limits);
         let mut length = 0;
         while let Some(frame) = body.frame().await {
@@ -236,16 +251,21 @@ mod tests {
         assert_eq!(read(small(65_537), limits(true)).await, Err(Fault::TooManyChunks));
         assert_eq!(read(small(65_537), limits(false)).await, Ok(65_537));
         assert_eq!(read(vec![Some(512); 70_000], limits(true)).await, Ok(512 * 70_000));
-        assert!(Fault::TooManyChunks.to_string().contains("exceeds maximum of 65536 non-empty chunks"));
+        assert!(
+            Fault::TooManyChunks.to_string().contains("exceeds maximum of 65536 non-empty chunks")
+        );
     }
 
     #[tokio::test]
     async fn a_stalled_body_fails_after_the_timeout() {
         let timeout = Duration::from_millis(20);
-        let stalled = read([Some(1), None], BodyLimits { idle_timeout: timeout, chunked: false }).await;
+        let stalled =
+            read([Some(1), None], BodyLimits { idle_timeout: timeout, chunked: false }).await;
         assert_eq!(stalled, Err(Fault::Stalled(timeout)));
-        let mut unlimited =
-            LimitedBody::new(Pieces([None].into()), BodyLimits { idle_timeout: Duration::ZERO, chunked: false });
+        let mut unlimited = LimitedBody::new(
+            Pieces([None].into()),
+            BodyLimits { idle_timeout: Duration::ZERO, chunked: false },
+        );
         let waited = tokio::time::timeout(Duration::from_millis(50), unlimited.frame()).await;
         assert!(waited.is_err(), "a timeout of 0 is no limit");
     }

@@ -20,7 +20,10 @@ pub(super) fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String>
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let certificates = certificates.map_err(|error| describe(path, &error, "certificate"))?;
     if certificates.is_empty() {
-        return Err(format!("'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)", path.display()));
+        return Err(format!(
+            "'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)",
+            path.display()
+        ));
     }
     Ok(certificates)
 }
@@ -33,7 +36,8 @@ pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let text = read(path)?;
     let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         let shown = String::from_utf8_lossy(&text);
-        if shown.contains("BEGIN ENCRYPTED PRIVATE KEY") || shown.contains("Proc-Type: 4,ENCRYPTED") {
+        if shown.contains("BEGIN ENCRYPTED PRIVATE KEY") || shown.contains("Proc-Type: 4,ENCRYPTED")
+        {
             let advice = "remove the password with `openssl pkey -in FILE -out NEW`";
             return format!("the key in '{}' is protected by a password; {advice}", path.display());
         }
@@ -41,15 +45,17 @@ pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     })?;
     if is_short(&key) {
         return Err(format!(
-            "the RSA key in '{}' is too short: 2048 bits or more are needed. Create a new key and certificate: openssl req -x509 \
-             -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -keyout KEY -out CERTIFICATE",
+            "the RSA key in '{}' is too short: 2048 bits or more are needed. Create a new key and \
+             certificate: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST \
+             -keyout KEY -out CERTIFICATE",
             path.display()
         ));
     }
     Ok(key)
 }
 
-/// Returns whether a key is an RSA key of fewer than 2048 bits. rustls refuses these without the reason.
+/// Returns whether a key is an RSA key of fewer than 2048 bits. rustls refuses these without the
+/// reason.
 fn is_short(key: &PrivateKeyDer<'_>) -> bool {
     let rejected = match key {
         PrivateKeyDer::Pkcs1(key) => KeyPair::from_der(key.secret_pkcs1_der()).err(),
@@ -67,9 +73,9 @@ fn is_short(key: &PrivateKeyDer<'_>) -> bool {
 pub(super) fn authorities(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in chain(path)? {
-        roots
-            .add(certificate)
-            .map_err(|error| format!("a certificate in '{}' is not valid: {error}", path.display()))?;
+        roots.add(certificate).map_err(|error| {
+            format!("a certificate in '{}' is not valid: {error}", path.display())
+        })?;
     }
     Ok(roots)
 }

@@ -43,7 +43,10 @@ impl Accepted {
     /// Serves requests until the connection ends.
     pub(super) async fn serve<S, B>(self, stream: TcpStream, service: S, refused: impl Fn(u16))
     where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
+            + Clone
+            + Send
+            + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -56,7 +59,8 @@ impl Accepted {
             () = self.activity.wait_for_shutdown() => return,
         };
         let Some((stream, name)) = opened else { return };
-        let (traffic, flusher) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
+        let (traffic, flusher) =
+            Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
         let address = peer.filter(|_| self.shared.settings.adds_peer);
         let is_known = address.is_some() || name.is_some();
         let client = is_known.then_some(Peer { address, certificate_name: name });
@@ -71,8 +75,9 @@ impl Accepted {
         tracing::debug!(error, "connection ended with an error");
     }
 
-    /// Detects the client's protocol, and performs the TLS handshake. Returns the stream, and the name in the client's certificate if
-    /// it has one. `None` if the connection was refused or lost.
+    /// Detects the client's protocol, and performs the TLS handshake. Returns the stream, and the
+    /// name in the client's certificate if it has one. `None` if the connection was refused or
+    /// lost.
     async fn open(&self, stream: TcpStream) -> Option<(Stream, Option<Arc<str>>)> {
         let shared = &*self.shared;
         let mut first = [0; PREFACE.len()];
@@ -118,7 +123,9 @@ impl Accepted {
                 Some((Stream::tls(stream), name))
             }
             Ok(Err(error)) => {
-                shared.metrics.refused(Refused::Handshake, &peer, || format!("the TLS handshake failed: {error}"));
+                shared.metrics.refused(Refused::Handshake, &peer, || {
+                    format!("the TLS handshake failed: {error}")
+                });
                 None
             }
             Err(_) => {
@@ -129,14 +136,18 @@ impl Accepted {
         }
     }
 
-    /// Serves until the client disconnects; shuts down gracefully when the server drains or the connection is too old.
+    /// Serves until the client disconnects; shuts down gracefully when the server drains or the
+    /// connection is too old.
     async fn until_end<S, B>(
         &self,
         mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
         flusher: &WriteFlusher,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
+            + Clone
+            + Send
+            + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -156,7 +167,10 @@ impl Accepted {
             Some(grace) if !grace.is_zero() => {
                 let ended = tokio::time::timeout(grace, flusher.poll_and_flush(connection)).await;
                 ended.unwrap_or_else(|_| {
-                    tracing::debug!("closed a connection of age {} s with calls in flight", limits.age.as_secs());
+                    tracing::debug!(
+                        "closed a connection of age {} s with calls in flight",
+                        limits.age.as_secs()
+                    );
                     Ok(())
                 })
             }
@@ -164,8 +178,8 @@ impl Accepted {
         }
     }
 
-    /// Waits until the connection must shut down: because the server drains (`None`), or because the connection has reached
-    /// its maximum age (the time limit for calls in flight).
+    /// Waits until the connection must shut down: because the server drains (`None`), or because
+    /// the connection has reached its maximum age (the time limit for calls in flight).
     async fn wait_for_shutdown(&self) -> Option<Duration> {
         let limits = &self.shared.settings.limits;
         if limits.age.is_zero() {
@@ -179,8 +193,9 @@ impl Accepted {
     }
 }
 
-/// Reads the first bytes of a connection and leaves them in the stream: as many as tell TLS, HTTP/1 and HTTP/2 apart, or fewer if
-/// the client sends no more. Returns their number. The timeouts of a new connection limit the wait.
+/// Reads the first bytes of a connection and leaves them in the stream: as many as tell TLS, HTTP/1
+/// and HTTP/2 apart, or fewer if the client sends no more. Returns their number. The timeouts of a
+/// new connection limit the wait.
 async fn peek(stream: &TcpStream, first: &mut [u8; PREFACE.len()]) -> io::Result<usize> {
     loop {
         let is_last = stream.ready(Interest::READABLE).await?.is_read_closed();
@@ -196,7 +211,8 @@ async fn peek(stream: &TcpStream, first: &mut [u8; PREFACE.len()]) -> io::Result
             }))
         });
         match peeked.await {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             peeked => return peeked,
         }
     }
@@ -211,7 +227,9 @@ fn is_decisive(first: &[u8]) -> bool {
 fn refusal(error: &hyper::Error) -> Option<u16> {
     match error {
         // hyper has one type for both, so only the text distinguishes them.
-        error if error.is_parse_too_large() => Some(if error.to_string().contains("URI") { 414 } else { 431 }),
+        error if error.is_parse_too_large() => {
+            Some(if error.to_string().contains("URI") { 414 } else { 431 })
+        }
         error if error.is_parse() => Some(400),
         _ => None,
     }
@@ -280,7 +298,9 @@ mod tests {
 
     #[tokio::test]
     async fn one_byte_decides_if_it_can() {
-        for (start, expected) in [("G", "G"), ("\x16", "\x16"), ("PO", "PO"), ("PRI", "PRI"), ("POST /", "POS")] {
+        for (start, expected) in
+            [("G", "G"), ("\x16", "\x16"), ("PO", "PO"), ("PRI", "PRI"), ("POST /", "POS")]
+        {
             let ((mut client, server), mut first) = (connection().await, [0; 3]);
             client.write_all(start.as_bytes()).await.unwrap();
             let count = peek(&server, &mut first).await.unwrap();
@@ -312,11 +332,14 @@ mod tests {
         assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
     }
 
-    /// Returns whether a connection on which the client sends these bytes ends with a violation of HTTP/2.
+    /// Returns whether a connection on which the client sends these bytes ends with a violation of
+    /// HTTP/2.
     async fn violates(bytes: &[u8]) -> bool {
         let (mut client, server) = tokio::io::duplex(1 << 16);
         client.write_all(bytes).await.unwrap();
-        let service = service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+        let service = service_fn(|_: Request<Incoming>| async {
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
         let builder = auto::Builder::new(TokioExecutor::new());
         let ended = builder.serve_connection(TokioIo::new(server), service).await;
         is_violation(&*ended.unwrap_err())

@@ -13,7 +13,8 @@ use tokio::net::TcpStream;
 
 use pharos_os::clock;
 
-/// The minimum time between log lines for the same reason, so that a flood of connections does not flood the log.
+/// The minimum time between log lines for the same reason, so that a flood of connections does not
+/// flood the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The counters of one listener. Cheap to clone.
@@ -74,7 +75,8 @@ impl ConnectionMetrics {
         }
     }
 
-    /// Counts a connection refused for this reason, and logs it with `why` unless a recent line had the same reason.
+    /// Counts a connection refused for this reason, and logs it with `why` unless a recent line had
+    /// the same reason.
     pub(super) fn refused(&self, reason: Refused, peer: &impl Peer, why: impl FnOnce() -> String) {
         if let Some(cache) = &self.0.cache {
             record::connection_refused(cache, self.0.listener, reason);
@@ -82,9 +84,17 @@ impl ConnectionMetrics {
         let Some(unlogged) = self.line(reason, clock::now()) else { return };
         let listener = self.0.listener.as_str();
         let peer = peer.address().map(|peer| peer.to_string());
-        let more = if unlogged > 0 { format!(" ({unlogged} similar ones not logged)") } else { String::new() };
+        let more = if unlogged > 0 {
+            format!(" ({unlogged} similar ones not logged)")
+        } else {
+            String::new()
+        };
         let peer = peer.unwrap_or_else(|| "an unknown address".to_owned());
-        tracing::warn!("{listener}: refused a connection from {peer}, {}: {}{more}", reason.as_str(), why());
+        tracing::warn!(
+            "{listener}: refused a connection from {peer}, {}: {}{more}",
+            reason.as_str(),
+            why()
+        );
     }
 
     /// Returns the number of events since the last line if a line is due, else `None`.
@@ -110,6 +120,10 @@ mod tests {
         let at = |seconds: u64| Instant(seconds * 1_000_000_000);
         let lines = [1, 2, 3, 10, 11, 12].map(|second| metrics.line(Refused::NotTls, at(second)));
         assert_eq!(lines, [Some(0), None, None, None, Some(3), None]);
-        assert_eq!(metrics.line(Refused::Limit, at(12)), Some(0), "each reason has its own interval");
+        assert_eq!(
+            metrics.line(Refused::Limit, at(12)),
+            Some(0),
+            "each reason has its own interval"
+        );
     }
 }

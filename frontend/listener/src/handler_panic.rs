@@ -1,4 +1,5 @@
-//! Answers a request whose handler panicked. Without it, hyper would close the connection, and all of its other requests would fail.
+//! Answers a request whose handler panicked. Without it, hyper would close the connection, and all
+//! of its other requests would fail.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,7 +13,8 @@ use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 /// The answer; the text of the panic, which may have details of other requests, is only in the log.
-const TEXT: &str = "internal error: the handler of the request panicked; the log of the server has the reason";
+const TEXT: &str =
+    "internal error: the handler of the request panicked; the log of the server has the reason";
 
 /// The status INTERNAL of gRPC.
 const GRPC_INTERNAL: HeaderValue = HeaderValue::from_static("13");
@@ -92,7 +94,10 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Content<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match &mut *self {
             Self::Handler(body) => Pin::new(body).poll_frame(cx),
             Self::Error(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
@@ -109,7 +114,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Content<B> {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Handler(body) => body.size_hint(),
-            Self::Error(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Self::Error(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
         }
     }
 }
@@ -142,7 +149,10 @@ mod tests {
         assert_eq!(text, format!("{{\"error\":\"{TEXT}\"}}"));
 
         let answer = Guarded::new(panicking(), Protocol::Grpc).await;
-        assert_eq!((answer.status(), &answer.headers()["grpc-status"]), (StatusCode::OK, &GRPC_INTERNAL));
+        assert_eq!(
+            (answer.status(), &answer.headers()["grpc-status"]),
+            (StatusCode::OK, &GRPC_INTERNAL)
+        );
         assert!(answer.body().is_end_stream());
     }
 
@@ -156,9 +166,13 @@ mod tests {
 
     #[test]
     fn the_content_type_names_the_protocol() {
-        let of =
-            |kind: &'static str| Protocol::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]));
+        let of = |kind: &'static str| {
+            Protocol::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]))
+        };
         assert_eq!(of("application/grpc+proto"), Protocol::Grpc);
-        assert_eq!((of("application/json"), Protocol::of(&HeaderMap::new())), (Protocol::Http, Protocol::Http));
+        assert_eq!(
+            (of("application/json"), Protocol::of(&HeaderMap::new())),
+            (Protocol::Http, Protocol::Http)
+        );
     }
 }

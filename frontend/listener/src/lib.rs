@@ -1,8 +1,8 @@
 //! One accept loop for every listener of the server: HTTP, metrics and gRPC.
 //!
-//! It protects the process from its clients: TLS, connection limits, timeouts, sizes of buffers and windows. It has no
-//! routes. A refused client gets a response if its protocol has one; `pharos_connections_refused_total` and rate-limited log
-//! lines report refusals to the operator.
+//! It protects the process from its clients: TLS, connection limits, timeouts, sizes of buffers and
+//! windows. It has no routes. A refused client gets a response if its protocol has one;
+//! `pharos_connections_refused_total` and rate-limited log lines report refusals to the operator.
 
 mod bind;
 pub mod body_timeout;
@@ -47,7 +47,8 @@ use self::connection_metrics::ConnectionMetrics;
 use self::refusal::RefusalSender;
 use self::timeouts::{Timeouts, Watch};
 
-/// Flow-control window of an HTTP/2 stream. With the protocol's default of 64 KiB, a tensor of 1 MiB takes 16 round trips.
+/// Flow-control window of an HTTP/2 stream. With the protocol's default of 64 KiB, a tensor of 1
+/// MiB takes 16 round trips.
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection; bounds its memory over all streams.
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -57,7 +58,8 @@ const FRAME_SIZE: u32 = 1 << 20;
 const STREAMS: u32 = 1024;
 /// Maximum size of the headers of one HTTP/2 request.
 const HEADER_LIST: u32 = 64 << 10;
-/// The read buffer of an HTTP/1 connection. Larger bodies arrive in pieces of this size; larger heads are refused.
+/// The read buffer of an HTTP/1 connection. Larger bodies arrive in pieces of this size; larger
+/// heads are refused.
 const READ_BUFFER: usize = 1 << 20;
 
 /// The HTTP versions of a listener.
@@ -92,11 +94,13 @@ impl HttpVersions {
 pub enum Phase {
     /// The server is not shutting down.
     Serving,
-    /// The server still answers all requests. A listener that shares its port is closed, so that the other servers get the new
-    /// connections, and its open connections are shut down as in `Draining`.
+    /// The server still answers all requests. A listener that shares its port is closed, so that
+    /// the other servers get the new connections, and its open connections are shut down as in
+    /// `Draining`.
     Leaving,
-    /// Requests are refused unless they continue running work. Responses ask clients to close the connection (HTTP/1), or
-    /// connections are shut down gracefully (HTTP/2). New connections are still accepted, unless the port is shared.
+    /// Requests are refused unless they continue running work. Responses ask clients to close the
+    /// connection (HTTP/1), or connections are shut down gracefully (HTTP/2). New connections are
+    /// still accepted, unless the port is shared.
     Draining,
     /// All work is done: no connections are accepted, and idle ones are closed.
     Stopping,
@@ -112,14 +116,16 @@ pub struct Limits {
     pub connections: usize,
     /// The timeout of a TLS handshake.
     pub handshake: Duration,
-    /// The timeout of the head of an HTTP/1 request from its first byte; on a new connection, from the start.
+    /// The timeout of the head of an HTTP/1 request from its first byte; on a new connection, from
+    /// the start.
     pub head: Duration,
-    /// The maximum time that an HTTP/1 connection waits for its next request. Clients keep connections in pools for minutes
-    /// and do not retry, so it must not be short.
+    /// The maximum time that an HTTP/1 connection waits for its next request. Clients keep
+    /// connections in pools for minutes and do not retry, so it must not be short.
     pub idle: Duration,
     /// The maximum time without progress of a client that reads a response.
     pub write: Duration,
-    /// The interval of keepalive pings on idle HTTP/2 connections, which detect vanished peers and free their streams.
+    /// The interval of keepalive pings on idle HTTP/2 connections, which detect vanished peers and
+    /// free their streams.
     pub ping_interval: Duration,
     /// The timeout of a keepalive ping.
     pub ping_timeout: Duration,
@@ -192,9 +198,9 @@ struct Shared {
     refusals: RefusalSender,
 }
 
-/// Serves connections of `listener` with `service` until `phases` is [`Phase::Stopping`]; then waits for the requests in flight
-/// and returns. The caller bounds that wait. Calls `refused` with the HTTP status of each request that hyper refused because
-/// its head is malformed or too large.
+/// Serves connections of `listener` with `service` until `phases` is [`Phase::Stopping`]; then
+/// waits for the requests in flight and returns. The caller bounds that wait. Calls `refused` with
+/// the HTTP status of each request that hyper refused because its head is malformed or too large.
 pub async fn serve<S, B>(
     listener: TcpListener,
     settings: Settings,
@@ -202,7 +208,10 @@ pub async fn serve<S, B>(
     refused: impl Fn(u16) + Clone + Send + 'static,
     mut phases: PhaseReceiver,
 ) where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send + Unpin + 'static,
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -219,7 +228,11 @@ pub async fn serve<S, B>(
         for stream in waiting.into_iter().flat_map(bind::accept_waiting) {
             shared.accept(stream, service.clone(), refused.clone(), alive.clone());
         }
-        shared.watch.set_phase(if phase == Phase::Leaving && listener.is_none() { Phase::Draining } else { phase });
+        shared.watch.set_phase(if phase == Phase::Leaving && listener.is_none() {
+            Phase::Draining
+        } else {
+            phase
+        });
         while let Some(stream) = next(listener.as_ref(), &mut phases).await {
             shared.accept(stream, service.clone(), refused.clone(), alive.clone());
         }
@@ -261,7 +274,15 @@ impl Shared {
         let Limits { head, idle, write, .. } = settings.limits;
         let watch = Watch::start(Timeouts { head, idle, write }, metrics.clone());
         let connection_limit = ConnectionLimit::new(settings.limits.connections, metrics.clone());
-        Self { settings, versions, builder, watch, connection_limit, metrics, refusals: RefusalSender::new() }
+        Self {
+            settings,
+            versions,
+            builder,
+            watch,
+            connection_limit,
+            metrics,
+            refusals: RefusalSender::new(),
+        }
     }
 
     /// Spawns a task that serves the connection, or refuses it.
@@ -272,7 +293,10 @@ impl Shared {
         refused: impl Fn(u16) + Send + 'static,
         alive: mpsc::Sender<Infallible>,
     ) where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
+            + Clone
+            + Send
+            + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -284,9 +308,17 @@ impl Shared {
         }
         let Some(permit) = self.connection_limit.enter() else {
             let most = self.settings.limits.connections;
-            self.metrics.refused(Refused::Limit, &stream, || format!("the limit of {most} connections is reached"));
-            let text = format!("the server has reached its limit of {most} connections; try again later");
-            return self.refusals.overloaded(stream, self.versions, self.settings.tls.is_some(), &text);
+            self.metrics.refused(Refused::Limit, &stream, || {
+                format!("the limit of {most} connections is reached")
+            });
+            let text =
+                format!("the server has reached its limit of {most} connections; try again later");
+            return self.refusals.overloaded(
+                stream,
+                self.versions,
+                self.settings.tls.is_some(),
+                &text,
+            );
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
@@ -325,10 +357,14 @@ fn builder(versions: HttpVersions, limits: &Limits) -> Builder<TokioExecutor> {
     builder
 }
 
-/// Pauses after a failed accept: if descriptors ran out, retrying at once fails until connections close.
+/// Pauses after a failed accept: if descriptors ran out, retrying at once fails until connections
+/// close.
 async fn pause(error: &std::io::Error) {
     use std::io::ErrorKind;
-    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted) {
+    if matches!(
+        error.kind(),
+        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted
+    ) {
         return;
     }
     tracing::warn!(%error, "accept failed; retrying in 50 ms");

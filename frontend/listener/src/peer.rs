@@ -8,7 +8,8 @@ use x509_cert::der::Decode;
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::{DirectoryString, GeneralName};
 
-/// The client of a connection, in the extensions of each of its requests unless nothing is known of it.
+/// The client of a connection, in the extensions of each of its requests unless nothing is known of
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The address, if the listener [adds it](crate::Settings::adds_peer).
@@ -17,8 +18,9 @@ pub struct Peer {
     pub certificate_name: Option<Arc<str>>,
 }
 
-/// Returns the name in a certificate: the common name of the subject (RFC 5280, 4.1.2.6). A certificate without one is named by the
-/// first URI among its alternative names, as SPIFFE does, else by the first DNS name there. `None` if it has none of these.
+/// Returns the name in a certificate: the common name of the subject (RFC 5280, 4.1.2.6). A
+/// certificate without one is named by the first URI among its alternative names, as SPIFFE does,
+/// else by the first DNS name there. `None` if it has none of these.
 pub(super) fn certificate_name(certificate: &[u8]) -> Option<Arc<str>> {
     let certificate = Certificate::from_der(certificate).ok()?;
     let certificate = certificate.tbs_certificate();

@@ -1,6 +1,7 @@
-//! Limits the memory of requests that are being received, over all listeners, so that clients cannot exhaust the machine's
-//! memory. Bytes count when they are received, not when they are declared; decompressed data counts too. Bodies that arrive
-//! in one piece are not counted. Requests beyond the limit are refused.
+//! Limits the memory of requests that are being received, over all listeners, so that clients
+//! cannot exhaust the machine's memory. Bytes count when they are received, not when they are
+//! declared; decompressed data counts too. Bodies that arrive in one piece are not counted.
+//! Requests beyond the limit are refused.
 
 pub mod body;
 pub mod coding;
@@ -36,8 +37,8 @@ impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the requests being received exceed the memory limit of {} bytes; try again later, or raise \
-             --receive-memory-byte-size",
+            "the requests being received exceed the memory limit of {} bytes; try again later, or \
+             raise --receive-memory-byte-size",
             self.most
         )
     }
@@ -60,7 +61,11 @@ impl Budget {
     /// Returns a budget without a limit that shares the limit on compressing threads.
     #[must_use]
     pub fn without_limit(&self) -> Self {
-        Self(Arc::new(State { most: u64::MAX, used: AtomicU64::new(0), coders: self.0.coders.clone() }))
+        Self(Arc::new(State {
+            most: u64::MAX,
+            used: AtomicU64::new(0),
+            coders: self.0.coders.clone(),
+        }))
     }
 
     /// Returns an empty reservation.
@@ -68,7 +73,8 @@ impl Budget {
         Reservation { budget: self.clone(), bytes: 0 }
     }
 
-    /// Waits for permission to compress or decompress on one thread, which lasts until the permit is dropped.
+    /// Waits for permission to compress or decompress on one thread, which lasts until the permit
+    /// is dropped.
     pub async fn coder(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         self.0.coders.clone().acquire_owned().await.ok()
@@ -91,7 +97,8 @@ impl Reservation {
         let State { most, used, .. } = &*self.budget.0;
         let bytes = bytes as u64;
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| sum <= most);
-        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|_| Full { most: *most })?;
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|_| Full { most: *most })?;
         self.bytes += bytes;
         Ok(())
     }

@@ -9,7 +9,8 @@ use tokio::sync::Semaphore;
 
 use super::HttpVersions;
 
-/// The limits of reading after the response: closing a socket with unread bytes resets it and discards the response.
+/// The limits of reading after the response: closing a socket with unread bytes resets it and
+/// discards the response.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 << 10;
 /// The maximum number of lingering connections; others are closed at once.
@@ -26,12 +27,20 @@ impl RefusalSender {
         Self(Arc::new(Semaphore::new(LINGERING)))
     }
 
-    /// Refuses a connection over the limit. With `tls` it is only closed, because a handshake is too expensive.
-    pub(super) fn overloaded(&self, stream: TcpStream, versions: HttpVersions, tls: bool, text: &str) {
+    /// Refuses a connection over the limit. With `tls` it is only closed, because a handshake is
+    /// too expensive.
+    pub(super) fn overloaded(
+        &self,
+        stream: TcpStream,
+        versions: HttpVersions,
+        tls: bool,
+        text: &str,
+    ) {
         if tls {
             return;
         }
-        // Connections of gRPC are only closed: clients then back off exponentially, but retry at once after GOAWAY.
+        // Connections of gRPC are only closed: clients then back off exponentially, but retry at
+        // once after GOAWAY.
         if versions == HttpVersions::Http {
             self.send(stream, http1("503 Service Unavailable", text));
         }
@@ -81,8 +90,8 @@ fn http1(status: &str, text: &str) -> Vec<u8> {
     let body = format!("{{\"error\":\"{text}\"}}");
     let length = body.len();
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nRetry-After: 1\r\n\
-         Connection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: \
+         {length}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{body}"
     )
     .into_bytes()
 }
@@ -94,6 +103,9 @@ mod tests {
     #[test]
     fn content_length_matches_the_body() {
         let answer = String::from_utf8(http1("503 Service Unavailable", "full")).unwrap();
-        assert!(answer.contains("Content-Length: 16\r\n") && answer.ends_with("\r\n\r\n{\"error\":\"full\"}"));
+        assert!(
+            answer.contains("Content-Length: 16\r\n")
+                && answer.ends_with("\r\n\r\n{\"error\":\"full\"}")
+        );
     }
 }

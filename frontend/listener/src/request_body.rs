@@ -23,15 +23,19 @@ const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
 /// The body of a request.
 ///
-/// A handler may answer without reading it, for example if the path does not exist. Many HTTP/1 clients send the whole body before
-/// they read the response, and a closed connection would make them fail without it. So what a handler leaves unread is received and
-/// discarded in the background, within limits, while the response is sent. HTTP/2 needs no such thing: a server can end one stream.
+/// A handler may answer without reading it, for example if the path does not exist. Many HTTP/1
+/// clients send the whole body before they read the response, and a closed connection would make
+/// them fail without it. So what a handler leaves unread is received and discarded in the
+/// background, within limits, while the response is sent. HTTP/2 needs no such thing: a server can
+/// end one stream.
 pub struct RequestBody {
     /// `None` only while it is dropped.
     body: Option<Incoming>,
-    /// The connection if the rest of the body must be received: HTTP/1, before the end of the body.
+    /// The connection if the rest of the body must be received: HTTP/1, before the end of the
+    /// body.
     connection: Option<Arc<Activity>>,
-    /// Whether the client does not send the body before the server reads it (`Expect: 100-continue`).
+    /// Whether the client does not send the body before the server reads it (`Expect:
+    /// 100-continue`).
     is_held_back: bool,
 }
 
@@ -49,7 +53,10 @@ impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         self.is_held_back = false;
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let frame = ready!(Pin::new(body).poll_frame(cx));

@@ -1,8 +1,10 @@
-//! Closes connections that wait too long for a request, for the rest of its head, or for the client to read a response.
+//! Closes connections that wait too long for a request, for the rest of its head, or for the client
+//! to read a response.
 //!
-//! Does not use a timer for each connection: hyper would reset it for each request, which takes 5 % of the time of a small
-//! inference. Instead, each connection stores the tick at which it began to wait, and a task scans all connections
-//! periodically. A request costs a few stores, and a connection is closed at most one scan after its timeout.
+//! Does not use a timer for each connection: hyper would reset it for each request, which takes 5 %
+//! of the time of a small inference. Instead, each connection stores the tick at which it began to
+//! wait, and a task scans all connections periodically. A request costs a few stores, and a
+//! connection is closed at most one scan after its timeout.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -38,8 +40,11 @@ pub(super) struct Timeouts {
 
 impl Timeouts {
     fn scan_interval(self) -> Duration {
-        let shortest = [self.head, self.idle, self.write].into_iter().filter(|time| !time.is_zero()).min();
-        shortest.map_or(SCAN_INTERVALS.1, |shortest| (shortest / 4).clamp(SCAN_INTERVALS.0, SCAN_INTERVALS.1))
+        let shortest =
+            [self.head, self.idle, self.write].into_iter().filter(|time| !time.is_zero()).min();
+        shortest.map_or(SCAN_INTERVALS.1, |shortest| {
+            (shortest / 4).clamp(SCAN_INTERVALS.0, SCAN_INTERVALS.1)
+        })
     }
 }
 
@@ -75,8 +80,8 @@ impl Connections {
 pub(super) struct Activity {
     tick: Arc<AtomicU32>,
     peer: Option<SocketAddr>,
-    /// Upper half: HTTP/1 requests in flight, during which no wait is timed. Lower half: the tick at which the wait for a
-    /// request began.
+    /// Upper half: HTTP/1 requests in flight, during which no wait is timed. Lower half: the tick
+    /// at which the wait for a request began.
     state: AtomicU64,
     /// The tick of the first byte of an incomplete head; 0 without one.
     head_since: AtomicU32,
@@ -84,7 +89,8 @@ pub(super) struct Activity {
     blocked_since: AtomicU32,
     /// Whether the connection has received a request.
     served: AtomicBool,
-    /// Whether the protocol is HTTP/2, which uses pings instead of the idle timeout after the first request.
+    /// Whether the protocol is HTTP/2, which uses pings instead of the idle timeout after the
+    /// first request.
     http2: AtomicBool,
     /// Whether the next response asks the client to close the connection.
     closing: AtomicBool,
@@ -117,10 +123,15 @@ impl Watch {
             0 => u32::MAX,
             ticks => u32::try_from(ticks).unwrap_or(u32::MAX),
         };
-        let ticks = Ticks { head: ticks(timeouts.head), idle: ticks(timeouts.idle), write: ticks(timeouts.write) };
+        let ticks = Ticks {
+            head: ticks(timeouts.head),
+            idle: ticks(timeouts.idle),
+            write: ticks(timeouts.write),
+        };
         let open = Mutex::default();
         let draining = AtomicBool::new(false);
-        let connections = Arc::new(Connections { tick, open, metrics, write_ticks: ticks.write, draining });
+        let connections =
+            Arc::new(Connections { tick, open, metrics, write_ticks: ticks.write, draining });
         let weak = Arc::downgrade(&connections);
         tokio::spawn(async move {
             loop {
@@ -154,7 +165,8 @@ impl Watch {
     pub(super) fn add(&self, activity: Arc<Activity>, task: AbortHandle) {
         let mut open = self.0.open();
         if open.len() == open.capacity() {
-            // Clients may open many connections between two scans. Growing by half keeps the mean cost of this constant.
+            // Clients may open many connections between two scans. Growing by half keeps the mean
+            // cost of this constant.
             open.retain(|(_, task)| !task.is_finished());
             let spare = open.len() / 2 + IDLE_CAPACITY;
             open.reserve_exact(spare);
@@ -162,9 +174,10 @@ impl Watch {
         open.push((activity, task));
     }
 
-    /// Applies a phase of the shutdown to all connections, including later ones. An HTTP/2 connection closes without loss while
-    /// the server drains: GOAWAY names the last accepted call, and the client sends others on a new connection. Closing an
-    /// idle HTTP/1 connection may lose a request in transit, so responses ask the client to close it, and the server closes
+    /// Applies a phase of the shutdown to all connections, including later ones. An HTTP/2
+    /// connection closes without loss while the server drains: GOAWAY names the last accepted call,
+    /// and the client sends others on a new connection. Closing an idle HTTP/1 connection may lose
+    /// a request in transit, so responses ask the client to close it, and the server closes
     /// it in [`Phase::Stopping`].
     pub(super) fn set_phase(&self, phase: Phase) {
         let draining = matches!(phase, Phase::Draining | Phase::Stopping);
@@ -189,7 +202,8 @@ impl Connections {
             let Some(verdict) = activity.verdict(now, ticks) else { return true };
             task.abort();
             if let Verdict::Refused(reason) = verdict {
-                self.metrics.refused(reason, &activity.peer, || activity.describe(reason).to_owned());
+                self.metrics
+                    .refused(reason, &activity.peer, || activity.describe(reason).to_owned());
             }
             false
         });
@@ -230,7 +244,8 @@ impl Activity {
 
     /// Records that bytes were read.
     pub(super) fn record_read(&self) {
-        let awaited = self.state.load(Ordering::Relaxed) < ONE && self.head_since.load(Ordering::Relaxed) == 0;
+        let awaited = self.state.load(Ordering::Relaxed) < ONE
+            && self.head_since.load(Ordering::Relaxed) == 0;
         if awaited && !self.is_http2() {
             self.head_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -267,8 +282,8 @@ impl Activity {
         }
     }
 
-    /// Waits until the connection must end. Each later poll costs one atomic load, because a connection's task has one waker,
-    /// which is stored at the first poll.
+    /// Waits until the connection must end. Each later poll costs one atomic load, because a
+    /// connection's task has one waker, which is stored at the first poll.
     pub(super) fn wait_for_shutdown(&self) -> impl Future<Output = ()> {
         let mut stored = false;
         std::future::poll_fn(move |cx| {
@@ -280,8 +295,8 @@ impl Activity {
         })
     }
 
-    /// Varies a time by up to a tenth, depending on the client's port, so that connections opened together are not all
-    /// reopened together.
+    /// Varies a time by up to a tenth, depending on the client's port, so that connections opened
+    /// together are not all reopened together.
     pub(super) fn spread(&self, time: Duration) -> Duration {
         let port = self.peer.map_or(0, |peer| u32::from(peer.port()) % 200);
         time * (900 + port) / 1000
@@ -314,7 +329,8 @@ impl Activity {
     }
 }
 
-/// A request from its head to the end of its response, or of its body. No timeout for the next request applies meanwhile.
+/// A request from its head to the end of its response, or of its body. No timeout for the next
+/// request applies meanwhile.
 pub(super) struct Busy(Arc<Activity>);
 
 impl Busy {
@@ -366,7 +382,11 @@ mod tests {
             a.state.fetch_add(ONE, Ordering::Relaxed);
         };
         assert_eq!(with(&|_| ()), refused(12, Refused::HeadTimeout), "no bytes received");
-        assert_eq!(with(&|a| a.record_read()), refused(12, Refused::HeadTimeout), "the head is incomplete");
+        assert_eq!(
+            with(&|a| a.record_read()),
+            refused(12, Refused::HeadTimeout),
+            "the head is incomplete"
+        );
         assert_eq!(with(&|a| a.set_http2()), Some((52, Verdict::Idle)), "no request received");
         assert_eq!(with(&busy), None, "a request is in flight");
         let waits = |a: &Activity| {
@@ -378,7 +398,11 @@ mod tests {
             waits(a);
             a.record_read();
         };
-        assert_eq!(with(&second), refused(12, Refused::HeadTimeout), "the second head is incomplete");
+        assert_eq!(
+            with(&second),
+            refused(12, Refused::HeadTimeout),
+            "the second head is incomplete"
+        );
         let unread = |a: &Activity| {
             busy(a);
             a.record_blocked_write();
@@ -428,13 +452,17 @@ mod tests {
         }
         let known = watch.0.open();
         assert!(known.len() <= 2 * IDLE_CAPACITY, "{}", known.len());
-        assert!(known.iter().any(|(activity, _)| Arc::ptr_eq(activity, &open)), "an open connection is kept");
+        assert!(
+            known.iter().any(|(activity, _)| Arc::ptr_eq(activity, &open)),
+            "an open connection is kept"
+        );
     }
 
     #[tokio::test]
     async fn ages_are_spread_by_a_tenth() {
         let spread = |port: u16| {
-            let activity = without_timeouts().activity(Some(SocketAddr::from(([127, 0, 0, 1], port))));
+            let activity =
+                without_timeouts().activity(Some(SocketAddr::from(([127, 0, 0, 1], port))));
             activity.spread(Duration::from_secs(1000)).as_secs()
         };
         assert_eq!((spread(0), spread(100), spread(199)), (900, 1000, 1099));

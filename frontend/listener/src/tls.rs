@@ -1,7 +1,8 @@
 //! TLS configuration of a listener, reloaded while it serves.
 //!
-//! A new configuration applies to new connections; open connections keep theirs. It has new keys for session resumption, so
-//! that sessions accepted by an older list of authorities cannot be resumed.
+//! A new configuration applies to new connections; open connections keep theirs. It has new keys
+//! for session resumption, so that sessions accepted by an older list of authorities cannot be
+//! resumed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,7 +57,11 @@ impl Tls {
     /// Returns the paths of the files.
     pub fn paths(&self) -> Vec<PathBuf> {
         let TlsFiles { certificate, key, authorities } = &self.files;
-        [Some(certificate), Some(key), authorities.as_ref()].into_iter().flatten().cloned().collect()
+        [Some(certificate), Some(key), authorities.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
@@ -77,11 +82,13 @@ fn configure(files: &TlsFiles, versions: HttpVersions) -> Result<ServerConfig, S
         Some(path) => {
             let roots = Arc::new(certificates::authorities(path)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-            let verifier = verifier.map_err(|error| format!("'{}' cannot be used: {error}", path.display()))?;
+            let verifier = verifier
+                .map_err(|error| format!("'{}' cannot be used: {error}", path.display()))?;
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(files, &error))?;
+    let mut config =
+        builder.with_single_cert(chain, key).map_err(|error| unusable(files, &error))?;
     config.alpn_protocols = versions.protocols();
     Ok(config)
 }
@@ -94,8 +101,13 @@ fn unusable(files: &TlsFiles, error: &Error) -> String {
             format!("the key in '{key}' does not belong to the certificate in '{certificate}'")
         }
         Error::InvalidCertificate(error) => {
-            format!("the certificate in '{certificate}' cannot be used: it is not a valid X.509 certificate: {error:?}")
+            format!(
+                "the certificate in '{certificate}' cannot be used: it is not a valid X.509 \
+                 certificate: {error:?}"
+            )
         }
-        error => format!("the certificate in '{certificate}' with the key in '{key}' cannot be used: {error}"),
+        error => format!(
+            "the certificate in '{certificate}' with the key in '{key}' cannot be used: {error}"
+        ),
     }
 }

@@ -1,8 +1,8 @@
 //! The byte stream of a connection, in clear text or TLS, which records when bytes move.
 //!
-//! HTTP/2 splits a response into frames, of 16 KiB for most clients, and the library writes and flushes each separately: 33
-//! system calls for half a megabyte. [`Held`] buffers the writes of one poll of the connection, and [`WriteFlusher`] writes them
-//! together after the poll.
+//! HTTP/2 splits a response into frames, of 16 KiB for most clients, and the library writes and
+//! flushes each separately: 33 system calls for half a megabyte. [`Held`] buffers the writes of one
+//! poll of the connection, and [`WriteFlusher`] writes them together after the poll.
 
 use std::future::Future;
 use std::io;
@@ -18,7 +18,8 @@ use tokio_rustls::server::TlsStream;
 use super::timeouts::Activity;
 use pharos_os::event_loops;
 
-/// The maximum number of buffered bytes: saves seven of eight system calls, and the copy stays in the core's cache.
+/// The maximum number of buffered bytes: saves seven of eight system calls, and the copy stays in
+/// the core's cache.
 const MAX_HELD: usize = 128 << 10;
 /// The buffer capacity that an idle connection keeps.
 const IDLE_CAPACITY: usize = 4 << 10;
@@ -63,10 +64,16 @@ struct Held {
 }
 
 impl Traffic {
-    /// Wraps a stream. If `holds` is set, writes are buffered until the [`WriteFlusher`] flushes them.
-    pub(super) fn new(stream: Stream, activity: Arc<Activity>, holds: bool) -> (Self, WriteFlusher) {
+    /// Wraps a stream. If `holds` is set, writes are buffered until the [`WriteFlusher`] flushes
+    /// them.
+    pub(super) fn new(
+        stream: Stream,
+        activity: Arc<Activity>,
+        holds: bool,
+    ) -> (Self, WriteFlusher) {
         let wire = Arc::new(Mutex::new(Wire { stream, held: holds.then(Held::default) }));
-        let flusher = WriteFlusher { wire: holds.then(|| wire.clone()), activity: activity.clone() };
+        let flusher =
+            WriteFlusher { wire: holds.then(|| wire.clone()), activity: activity.clone() };
         (Self { wire, activity }, flusher)
     }
 }
@@ -93,7 +100,11 @@ impl Stream {
         }
     }
 
-    fn poll_write_vectored(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match self {
             Self::Clear(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
             Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
@@ -125,7 +136,11 @@ impl Wire {
         Poll::Ready(Ok(()))
     }
 
-    fn write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn write(
+        &mut self,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let count = pieces.iter().map(|piece| piece.len()).sum::<usize>();
         let fits = |held: &Held| held.bytes.len() + count <= MAX_HELD;
         if !self.held.as_ref().is_some_and(fits) {
@@ -149,7 +164,11 @@ impl Wire {
 }
 
 impl AsyncRead for Traffic {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         event_loops::count_read();
         let before = buffer.filled().len();
         let result = match &mut lock(&self.wire).stream {
@@ -164,7 +183,11 @@ impl AsyncRead for Traffic {
 }
 
 impl AsyncWrite for Traffic {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }
 
@@ -178,7 +201,8 @@ impl AsyncWrite for Traffic {
 
     fn is_write_vectored(&self) -> bool {
         let wire = lock(&self.wire);
-        wire.held.is_some() || matches!(&wire.stream, Stream::Clear(stream) if stream.is_write_vectored())
+        wire.held.is_some()
+            || matches!(&wire.stream, Stream::Clear(stream) if stream.is_write_vectored())
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -212,8 +236,12 @@ pub(super) struct WriteFlusher {
 }
 
 impl WriteFlusher {
-    /// Polls the connection and flushes its writes after each poll. The connection must not be polled in any other way.
-    pub(super) fn poll_and_flush<C: Future>(&self, connection: Pin<&mut C>) -> impl Future<Output = C::Output> {
+    /// Polls the connection and flushes its writes after each poll. The connection must not be
+    /// polled in any other way.
+    pub(super) fn poll_and_flush<C: Future>(
+        &self,
+        connection: Pin<&mut C>,
+    ) -> impl Future<Output = C::Output> {
         let mut connection = connection;
         std::future::poll_fn(move |cx| {
             let ended = connection.as_mut().poll(cx);

@@ -1,9 +1,10 @@
-//! Tracks HTTP/2 responses that clients do not read. A client that grants a stream no window blocks that stream, but not the
-//! connection's writes, so progress is tracked for each stream: a large piece of a response records when its bytes are
-//! dropped, which is after they were written.
+//! Tracks HTTP/2 responses that clients do not read. A client that grants a stream no window blocks
+//! that stream, but not the connection's writes, so progress is tracked for each stream: a large
+//! piece of a response records when its bytes are dropped, which is after they were written.
 //!
-//! While a stream has no window, the library takes no piece of its response. Such responses are counted by the period in which they
-//! began to wait: the messages of a stream may be small, and a model may wait for their client.
+//! While a stream has no window, the library takes no piece of its response. Such responses are
+//! counted by the period in which they began to wait: the messages of a stream may be small, and a
+//! model may wait for their client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,14 +12,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-/// Pieces up to this size are not tracked: a thousand streams of them use no more memory than one large response.
+/// Pieces up to this size are not tracked: a thousand streams of them use no more memory than one
+/// large response.
 const SMALL: usize = 16 << 10;
 /// Larger pieces are split, so that the progress of a slow client is visible.
 const PIECE: usize = 256 << 10;
 
 /// The number of periods in a timeout.
 const PERIODS_IN_TIMEOUT: u32 = 4;
-/// The number of periods that are counted. A connection is closed before a response has waited for so many.
+/// The number of periods that are counted. A connection is closed before a response has waited for
+/// so many.
 const PERIODS: usize = 8;
 
 /// The numbers of responses that wait for a window, by the period in which they began to wait.
@@ -60,7 +63,10 @@ pub(super) struct Unread {
 impl Unread {
     /// Creates an empty list for a timeout of this many ticks.
     pub(super) fn new(timeout: u32) -> Self {
-        let waits = Waits { ticks: timeout.div_ceil(PERIODS_IN_TIMEOUT).max(1), counts: Default::default() };
+        let waits = Waits {
+            ticks: timeout.div_ceil(PERIODS_IN_TIMEOUT).max(1),
+            counts: Default::default(),
+        };
         Self { answers: Mutex::default(), waits }
     }
 
@@ -82,8 +88,9 @@ impl Unread {
 
     /// Returns the tick of the last progress of the response that waits longest; 0 if none waits.
     pub(super) fn since(&self, now: u32) -> u32 {
-        let longest =
-            [self.since_taken(now), self.waits.since(now).unwrap_or(0)].into_iter().filter(|since| *since != 0);
+        let longest = [self.since_taken(now), self.waits.since(now).unwrap_or(0)]
+            .into_iter()
+            .filter(|since| *since != 0);
         longest.max_by_key(|since| now.wrapping_sub(*since)).unwrap_or(0)
     }
 
@@ -91,7 +98,8 @@ impl Unread {
     fn since_taken(&self, now: u32) -> u32 {
         let mut answers = self.answers.lock();
         answers.retain(|answer| Arc::strong_count(answer) > 1);
-        let waiting = answers.iter().filter(|answer| answer.outstanding.load(Ordering::Relaxed) > 0);
+        let waiting =
+            answers.iter().filter(|answer| answer.outstanding.load(Ordering::Relaxed) > 0);
         let since = waiting.map(|answer| answer.moved.load(Ordering::Relaxed));
         since.max_by_key(|since| now.wrapping_sub(*since)).unwrap_or(0)
     }
@@ -215,7 +223,10 @@ mod tests {
             });
             // The time is exact to a quarter, and never too short.
             let closed = closed.unwrap_or_default();
-            assert!(closed > 1 + timeout && closed <= 2 + timeout + timeout.div_ceil(4), "{timeout} {closed}");
+            assert!(
+                closed > 1 + timeout && closed <= 2 + timeout + timeout.div_ceil(4),
+                "{timeout} {closed}"
+            );
             unread.ends_wait(first);
             assert!(unread.since(closed) > timeout, "{timeout}: the other began later");
             unread.ends_wait(late);

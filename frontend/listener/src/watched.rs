@@ -1,4 +1,5 @@
-//! The service of a connection: records in its [`Activity`] when requests begin and end, and passes them on.
+//! The service of a connection: records in its [`Activity`] when requests begin and end, and passes
+//! them on.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -53,7 +54,11 @@ where
         let http2 = busy.is_none().then(|| self.activity.clone());
         let protocol = Protocol::of(request.headers());
         let request = RequestBody::of(request, &self.activity);
-        ResponseFuture { answer: Guarded::new(self.service.clone().call(request), protocol), busy, http2 }
+        ResponseFuture {
+            answer: Guarded::new(self.service.clone().call(request), protocol),
+            busy,
+            http2,
+        }
     }
 }
 
@@ -89,7 +94,8 @@ pub(super) struct Body<B> {
     http2: Option<(Wait, Pieces)>,
 }
 
-/// Whether a response waits until its client grants a window. hyper does not poll the body of a response meanwhile.
+/// Whether a response waits until its client grants a window. hyper does not poll the body of a
+/// response meanwhile.
 struct Wait {
     activity: Arc<Activity>,
     /// The period in which the wait began, as counted.
@@ -125,7 +131,10 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let Self { body, http2, .. } = &mut *self;
         let Some((wait, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
         wait.end();

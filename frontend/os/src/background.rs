@@ -1,13 +1,16 @@
 //! Work in the background: threads that wait longer than others if all processors are busy.
 //!
-//! The kernel (EEVDF) runs the thread with the earliest deadline among those that had less than their share, and interrupts a
-//! running thread for such a thread that wakes with an earlier deadline. The deadline of a thread is as far away as its slice is
-//! long. Threads in the background have the longest slice, so all others interrupt them; the policy `SCHED_BATCH`, with which
-//! they interrupt no other thread when they wake; and a higher nice value, with which others are seldom beyond their share when
-//! they wake, and a third of the share of others if all processors are busy.
+//! The kernel (EEVDF) runs the thread with the earliest deadline among those that had less than
+//! their share, and interrupts a running thread for such a thread that wakes with an earlier
+//! deadline. The deadline of a thread is as far away as its slice is long. Threads in the
+//! background have the longest slice, so all others interrupt them; the policy `SCHED_BATCH`, with
+//! which they interrupt no other thread when they wake; and a higher nice value, with which others
+//! are seldom beyond their share when they wake, and a third of the share of others if all
+//! processors are busy.
 //!
-//! A process without `CAP_SYS_NICE` and with the usual limit `RLIMIT_NICE` of 0 could not lower its nice value again, so it does
-//! not raise it. Linux before 6.12 ignores the slice. See sched(7) and sched_setattr(2).
+//! A process without `CAP_SYS_NICE` and with the usual limit `RLIMIT_NICE` of 0 could not lower its
+//! nice value again, so it does not raise it. Linux before 6.12 ignores the slice. See sched(7) and
+//! sched_setattr(2).
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -26,8 +29,8 @@ thread_local! {
     static ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts the calling thread into the background, and all threads and processes that it starts later. Does nothing if the thread
-/// does not have the usual policy, or if the kernel refuses.
+/// Puts the calling thread into the background, and all threads and processes that it starts later.
+/// Does nothing if the thread does not have the usual policy, or if the kernel refuses.
 pub fn enter() {
     ENTERED.set(true);
     let _ = change(0, to_background);
@@ -38,15 +41,17 @@ pub fn is_entered() -> bool {
     ENTERED.get()
 }
 
-/// Puts all threads of a child process, and its later threads and children, into the background, as [`enter`].
+/// Puts all threads of a child process, and its later threads and children, into the background, as
+/// [`enter`].
 pub fn put(process: u32) {
     change_all(process, to_background);
 }
 
-/// Ends what [`put`] did, or [`enter`] in the thread that started the process. Threads to which the process has given another
-/// policy or nice value keep it.
+/// Ends what [`put`] did, or [`enter`] in the thread that started the process. Threads to which the
+/// process has given another policy or nice value keep it.
 pub fn end(process: u32) {
-    // With another policy of this process, that policy was inherited, and nothing was put into the background.
+    // With another policy of this process, that policy was inherited, and nothing was put into the
+    // background.
     let Some(own) = get(process::id()).ok().filter(|own| own.policy == NORMAL) else { return };
     change_all(process, |now| {
         let nice = if now.nice == nicer(own.nice) { own.nice } else { now.nice };
@@ -59,7 +64,8 @@ fn to_background(now: Attributes) -> Option<Attributes> {
     (now.policy == NORMAL).then_some(Attributes { policy: BATCH, runtime: SLICE, nice, ..now })
 }
 
-/// Returns whether these are the attributes of a thread in the background. Kernels that ignore the slice report none.
+/// Returns whether these are the attributes of a thread in the background. Kernels that ignore the
+/// slice report none.
 fn is_ours(attributes: &Attributes) -> bool {
     attributes.policy == BATCH && matches!(attributes.runtime, 0 | SLICE)
 }

@@ -1,5 +1,6 @@
-//! Work that waits or computes for long, on a separate thread. The only caller of tokio's `spawn_blocking`, which panics if no
-//! thread can be started: the limit of processes would end the task that needs a thread, for example the one that watches a limit.
+//! Work that waits or computes for long, on a separate thread. The only caller of tokio's
+//! `spawn_blocking`, which panics if no thread can be started: the limit of processes would end the
+//! task that needs a thread, for example the one that watches a limit.
 
 use std::cell::Cell;
 use std::fmt;
@@ -30,8 +31,8 @@ impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoThread => f.write_str(
-                "no thread can be started. Raise the limit of processes and threads of this user (ulimit -u), service (TasksMax) \
-                 or container (pids)",
+                "no thread can be started. Raise the limit of processes and threads of this user \
+                 (ulimit -u), service (TasksMax) or container (pids)",
             ),
             Self::Ended(error) => error.fmt(f),
         }
@@ -60,7 +61,9 @@ impl<T> Future for Blocking<T> {
         match &mut self.0 {
             Work::Begun(task) => Pin::new(task).poll(cx).map_err(Failed::Ended),
             Work::NotBegun => Poll::Ready(Err(Failed::NoThread)),
-            Work::Done(result) => result.take().map_or(Poll::Pending, |result| Poll::Ready(Ok(*result))),
+            Work::Done(result) => {
+                result.take().map_or(Poll::Pending, |result| Poll::Ready(Ok(*result)))
+            }
         }
     }
 }
@@ -75,10 +78,13 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Bloc
 
 /// Starts work on a blocking thread of a runtime, at once.
 ///
-/// If no thread can be started, the work is done later, when the runtime can start one, although its result is [`Failed::NoThread`].
-/// A thread with a virtual time does the work itself.
+/// If no thread can be started, the work is done later, when the runtime can start one, although
+/// its result is [`Failed::NoThread`]. A thread with a virtual time does the work itself.
 #[allow(clippy::disallowed_methods)]
-pub fn run_on<T: Send + 'static>(runtime: &Handle, work: impl FnOnce() -> T + Send + 'static) -> Blocking<T> {
+pub fn run_on<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Blocking<T> {
     if virtual_time::now().is_some() {
         return Blocking(Work::Done(Some(Box::new(work()))));
     }
@@ -106,7 +112,8 @@ impl RateLimit {
     fn is_due(&self, now: Instant) -> bool {
         let due = self.0.load(Ordering::Relaxed);
         let next = (now + WARNING_INTERVAL).0;
-        now.0 >= due && self.0.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        now.0 >= due
+            && self.0.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -115,8 +122,8 @@ thread_local! {
     static EXPECTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether a panic of this thread, now, is caught and reported by its caller. A panic hook asks this: a backtrace would
-/// stop an event loop for some 200 ms.
+/// Returns whether a panic of this thread, now, is caught and reported by its caller. A panic hook
+/// asks this: a backtrace would stop an event loop for some 200 ms.
 pub fn is_expected_panic() -> bool {
     EXPECTED.get()
 }
@@ -132,9 +139,13 @@ fn catch_expected<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Returns the result of work; `None` if the server exits first. The work is then dropped. For threads that wait for another server:
-/// its answer may never come, and a runtime that ends while they wait makes them panic.
-pub async fn until_exit<T>(mut exiting: watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
+/// Returns the result of work; `None` if the server exits first. The work is then dropped. For
+/// threads that wait for another server: its answer may never come, and a runtime that ends while
+/// they wait makes them panic.
+pub async fn until_exit<T>(
+    mut exiting: watch::Receiver<bool>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     tokio::select! {
         biased;
         Ok(_) = exiting.wait_for(|exiting| *exiting) => None,
@@ -142,8 +153,8 @@ pub async fn until_exit<T>(mut exiting: watch::Receiver<bool>, work: impl Future
     }
 }
 
-/// Does work on a blocking thread of the current runtime, and does not wait for it. Outside a runtime, does it at once. For
-/// destructors.
+/// Does work on a blocking thread of the current runtime, and does not wait for it. Outside a
+/// runtime, does it at once. For destructors.
 pub fn run_detached(work: impl FnOnce() + Send + 'static) {
     match Handle::try_current() {
         Ok(runtime) => drop(run_on(&runtime, work)),
@@ -161,7 +172,8 @@ mod tests {
         assert_eq!(run(|| 5).await.unwrap(), 5);
         let panicked = run(|| -> u32 { panic!("a fault") }).await.unwrap_err();
         assert!(
-            matches!(&panicked, Failed::Ended(error) if error.is_panic()) && panicked.to_string().contains("panic")
+            matches!(&panicked, Failed::Ended(error) if error.is_panic())
+                && panicked.to_string().contains("panic")
         );
         let none = Blocking::<u32>(Work::NotBegun).await.unwrap_err();
         assert!(none.to_string().contains("ulimit -u"), "{none}");
@@ -171,16 +183,21 @@ mod tests {
     async fn the_exit_ends_work() {
         let exiting = watch::Sender::new(false);
         assert_eq!(until_exit(exiting.subscribe(), async { 5 }).await, Some(5));
-        let (waiting, ()) = tokio::join!(until_exit(exiting.subscribe(), std::future::pending::<u8>()), async {
-            exiting.send_replace(true);
-        });
+        let (waiting, ()) =
+            tokio::join!(until_exit(exiting.subscribe(), std::future::pending::<u8>()), async {
+                exiting.send_replace(true);
+            });
         assert_eq!(waiting, None);
         let begun = Cell::new(false);
         let receiver = exiting.subscribe();
         assert_eq!(until_exit(receiver, async { begun.set(true) }).await, None);
         assert!(!begun.get(), "work began after the exit");
         let receiver = watch::Sender::new(false).subscribe();
-        assert_eq!(until_exit(receiver, async { 5 }).await, Some(5), "a sender that was dropped ends nothing");
+        assert_eq!(
+            until_exit(receiver, async { 5 }).await,
+            Some(5),
+            "a sender that was dropped ends nothing"
+        );
     }
 
     #[test]

@@ -9,14 +9,18 @@ use crate::clock;
 /// The pause between two looks at a child.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until a child ends, and returns its exit status. Kills the child at the time limit, or if its end cannot be known, and then
-/// returns `None`. Blocks.
+/// Waits until a child ends, and returns its exit status. Kills the child at the time limit, or if
+/// its end cannot be known, and then returns `None`. Blocks.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     wait_while(child, limit, || true)
 }
 
 /// Waits as [`wait_within`] does, and also kills the child when `wanted` returns `false`.
-pub fn wait_while(child: &mut Child, limit: Duration, wanted: impl Fn() -> bool) -> Option<ExitStatus> {
+pub fn wait_while(
+    child: &mut Child,
+    limit: Duration,
+    wanted: impl Fn() -> bool,
+) -> Option<ExitStatus> {
     let begun = clock::now();
     loop {
         match child.try_wait() {
@@ -42,7 +46,10 @@ mod tests {
     #[test]
     fn a_child_ends_within_its_limit() {
         let start = |seconds: &str| Command::new("sleep").arg(seconds).spawn().unwrap();
-        assert!(wait_within(&mut start("0"), Duration::from_secs(60)).is_some_and(|status| status.success()));
+        assert!(
+            wait_within(&mut start("0"), Duration::from_secs(60))
+                .is_some_and(|status| status.success())
+        );
         let mut long = start("60");
         assert_eq!(wait_within(&mut long, Duration::from_millis(1)), None);
         assert!(!long.wait().unwrap().success());

@@ -42,10 +42,12 @@ pub struct ClientTls {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Creates a client for HTTP/1.1 that trusts the system's certificates, or the certificates of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// Creates a client for HTTP/1.1 that trusts the system's certificates, or the certificates of
+/// `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 ///
 /// # Errors
-/// TLS cannot be set up. Missing certificates are not an error here; connections that need them fail.
+/// TLS cannot be set up. Missing certificates are not an error here; connections that need them
+/// fail.
 pub fn new<B>() -> Result<HttpsClient<B>, String>
 where
     B: Body + Send,
@@ -54,15 +56,17 @@ where
     with(&ClientTls::default(), Version::Http1)
 }
 
-/// The time after which an HTTP/2 connection with open requests is checked by a ping, and the time limit of the answer. A
-/// connection whose server vanished without a word would otherwise be used until the kernel gives up, after some 15 minutes.
+/// The time after which an HTTP/2 connection with open requests is checked by a ping, and the time
+/// limit of the answer. A connection whose server vanished without a word would otherwise be used
+/// until the kernel gives up, after some 15 minutes.
 #[derive(Clone, Copy, Debug)]
 struct KeepAlive {
     interval: Duration,
     timeout: Duration,
 }
 
-const KEEP_ALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(5), timeout: Duration::from_secs(3) };
+const KEEP_ALIVE: KeepAlive =
+    KeepAlive { interval: Duration::from_secs(5), timeout: Duration::from_secs(3) };
 
 /// Creates a client with these certificates.
 ///
@@ -76,7 +80,11 @@ where
     build(files, version, KEEP_ALIVE)
 }
 
-fn build<B>(files: &ClientTls, version: Version, keep_alive: KeepAlive) -> Result<HttpsClient<B>, String>
+fn build<B>(
+    files: &ClientTls,
+    version: Version,
+    keep_alive: KeepAlive,
+) -> Result<HttpsClient<B>, String>
 where
     B: Body + Send,
     B::Data: Send,
@@ -94,7 +102,9 @@ where
     let mut client = Client::builder(TokioExecutor::new());
     client.timer(TokioTimer::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
     client.http2_only(version == Version::Http2);
-    client.http2_keep_alive_interval(keep_alive.interval).http2_keep_alive_timeout(keep_alive.timeout);
+    client
+        .http2_keep_alive_interval(keep_alive.interval)
+        .http2_keep_alive_timeout(keep_alive.timeout);
     Ok(client.build(connector))
 }
 
@@ -119,14 +129,17 @@ pub struct BlockingTls {
 }
 
 impl BlockingTls {
-    /// Reads the files. `server` is the host name or the IP address that the server's certificate must have.
+    /// Reads the files. `server` is the host name or the IP address that the server's certificate
+    /// must have.
     ///
     /// # Errors
-    /// `server` is neither, a file cannot be read or contains no certificate or key, or TLS cannot be set up.
+    /// `server` is neither, a file cannot be read or contains no certificate or key, or TLS cannot
+    /// be set up.
     pub fn new(files: &ClientTls, server: &str) -> Result<Self, String> {
         let Ok(server) = ServerName::try_from(server.to_owned()) else {
             return Err(format!(
-                "'{server}' is not the name of a server: expected the name of a host or an IP address"
+                "'{server}' is not the name of a server: expected the name of a host or an IP \
+                 address"
             ));
         };
         Ok(Self { configuration: configuration(files)?.into(), server })
@@ -147,9 +160,9 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     if let Some(file) = file {
         for certificate in chain(file)? {
-            roots
-                .add(certificate)
-                .map_err(|error| format!("'{}' contains an invalid certificate: {error}", file.display()))?;
+            roots.add(certificate).map_err(|error| {
+                format!("'{}' contains an invalid certificate: {error}", file.display())
+            })?;
         }
         return Ok(roots);
     }
@@ -162,11 +175,15 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
 }
 
 fn chain(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let certificates: Vec<_> = CertificateDer::pem_file_iter(file)
-        .and_then(Iterator::collect)
-        .map_err(|error| format!("cannot read the certificates in '{}': {error}", file.display()))?;
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(file).and_then(Iterator::collect).map_err(|error| {
+            format!("cannot read the certificates in '{}': {error}", file.display())
+        })?;
     if certificates.is_empty() {
-        return Err(format!("'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)", file.display()));
+        return Err(format!(
+            "'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)",
+            file.display()
+        ));
     }
     Ok(certificates)
 }
@@ -205,7 +222,8 @@ mod tests {
         let time = Duration::from_millis(20);
         let ended = Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let keep_alive = KeepAlive { interval: time, timeout: time };
-            let client = build::<String>(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
+            let client =
+                build::<String>(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
             let request = hyper::Request::post(target).body(String::new()).unwrap();
             tokio::time::timeout(Duration::from_secs(30), client.request(request)).await
         });

@@ -1,4 +1,5 @@
-//! The only place in the frontend that reads a clock, and the waits for a time that simulations can pass.
+//! The only place in the frontend that reads a clock, and the waits for a time that simulations can
+//! pass.
 
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ pub async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Opt
     }
 }
 
-/// Returns the wall-clock time in nanoseconds since 1970, for comparison with the clocks of other machines.
+/// Returns the wall-clock time in nanoseconds since 1970, for comparison with the clocks of other
+/// machines.
 #[allow(clippy::disallowed_methods)]
 pub fn wall_ns() -> u64 {
     if let Some(now) = virtual_time::now() {

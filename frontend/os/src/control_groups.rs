@@ -1,12 +1,14 @@
-//! Control groups that limit processes: version 2, as in the kernel's `Documentation/admin-guide/cgroup-v2.rst`.
+//! Control groups that limit processes: version 2, as in the kernel's
+//! `Documentation/admin-guide/cgroup-v2.rst`.
 //!
-//! The groups are made below the group in which this process was started. That group must be delegated to it: by systemd
-//! (`Delegate=`), or by a container that may write its tree. A group whose children are limited must not contain processes, unless
-//! it is the root of the tree, so this process moves to a group below. The names of all groups that it makes contain its process
+//! The groups are made below the group in which this process was started. That group must be
+//! delegated to it: by systemd (`Delegate=`), or by a container that may write its tree. A group
+//! whose children are limited must not contain processes, unless it is the root of the tree, so
+//! this process moves to a group below. The names of all groups that it makes contain its process
 //! id; groups of processes that no longer exist are removed.
 //!
-//! Contract of the unsafe code: between `fork` and `exec`, the new process only calls `write`, which is safe there
-//! (signal-safety(7)).
+//! Contract of the unsafe code: between `fork` and `exec`, the new process only calls `write`,
+//! which is safe there (signal-safety(7)).
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -41,7 +43,8 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 /// The limits of a process and all that it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// The bytes of memory, none of which is swapped. The kernel kills all processes if they need more.
+    /// The bytes of memory, none of which is swapped. The kernel kills all processes if they need
+    /// more.
     pub memory: Option<u64>,
     /// The number of processes and threads.
     pub tasks: Option<u32>,
@@ -65,22 +68,33 @@ impl Limits {
     fn settings(&self) -> Vec<Setting> {
         let mut settings = Vec::new();
         if let Some(bytes) = self.memory {
-            for (file, value) in [("memory.max", bytes), ("memory.swap.max", 0), ("memory.oom.group", 1)] {
+            for (file, value) in
+                [("memory.max", bytes), ("memory.swap.max", 0), ("memory.oom.group", 1)]
+            {
                 settings.push(Setting { controller: "memory", file, value: value.to_string() });
             }
         }
         if let Some(tasks) = self.tasks {
-            settings.push(Setting { controller: "pids", file: "pids.max", value: tasks.to_string() });
+            settings.push(Setting {
+                controller: "pids",
+                file: "pids.max",
+                value: tasks.to_string(),
+            });
         }
         if let Some(processors) = self.processors {
             let quota = ((processors * PERIOD as f64).round() as u64).max(SHORTEST);
-            settings.push(Setting { controller: "cpu", file: "cpu.max", value: format!("{quota} {PERIOD}") });
+            settings.push(Setting {
+                controller: "cpu",
+                file: "cpu.max",
+                value: format!("{quota} {PERIOD}"),
+            });
         }
         settings
     }
 
     fn controllers(&self) -> Vec<&'static str> {
-        let mut names: Vec<_> = self.settings().into_iter().map(|setting| setting.controller).collect();
+        let mut names: Vec<_> =
+            self.settings().into_iter().map(|setting| setting.controller).collect();
         names.dedup();
         names
     }
@@ -103,8 +117,8 @@ struct State {
 }
 
 impl ControlGroups {
-    /// Returns the groups of the process that `proc` calls `self`, with the file system of control groups at `mount`. Changes
-    /// nothing yet.
+    /// Returns the groups of the process that `proc` calls `self`, with the file system of control
+    /// groups at `mount`. Changes nothing yet.
     pub fn new(proc: &Path, mount: &Path) -> Self {
         Self { proc: proc.to_owned(), mount: mount.to_owned(), state: Mutex::default() }
     }
@@ -133,8 +147,11 @@ impl ControlGroups {
         for Setting { file, value, .. } in limits.settings() {
             match write(&group.path.join(file), &value) {
                 // A kernel without swap space has no such file.
-                Err(error) if file == "memory.swap.max" && error.kind() == io::ErrorKind::NotFound => {}
-                set => set.map_err(|error| cannot(&group.path, &format!("get {value} in {file}"), &error))?,
+                Err(error)
+                    if file == "memory.swap.max" && error.kind() == io::ErrorKind::NotFound => {}
+                set => set.map_err(|error| {
+                    cannot(&group.path, &format!("get {value} in {file}"), &error)
+                })?,
             }
         }
         Ok(group)
@@ -146,7 +163,10 @@ impl ControlGroups {
             Some(parent) => parent.clone(),
             None => {
                 let own = own_group(&self.proc, &self.mount).ok_or_else(|| {
-                    format!("the control group of this process is not below '{}'", self.mount.display())
+                    format!(
+                        "the control group of this process is not below '{}'",
+                        self.mount.display()
+                    )
                 })?;
                 self.remove_left_groups(&own);
                 state.parent.insert(own).clone()
@@ -154,16 +174,19 @@ impl ControlGroups {
         };
         let available = controllers(&parent.join("cgroup.controllers"), &parent)?;
         let needed = limits.controllers();
-        if let Some(missing) = needed.iter().find(|name| !available.iter().any(|available| available == *name)) {
+        if let Some(missing) =
+            needed.iter().find(|name| !available.iter().any(|available| available == *name))
+        {
             return Err(format!(
-                "the control group '{}' has no controller '{missing}' (it has: {}); a service of systemd needs \
-                 Delegate=cpu memory pids",
+                "the control group '{}' has no controller '{missing}' (it has: {}); a service of \
+                 systemd needs Delegate=cpu memory pids",
                 parent.display(),
                 available.join(" ")
             ));
         }
         let enabled = controllers(&parent.join("cgroup.subtree_control"), &parent)?;
-        let missing: Vec<_> = needed.iter().filter(|name| !enabled.iter().any(|enabled| enabled == *name)).collect();
+        let missing: Vec<_> =
+            needed.iter().filter(|name| !enabled.iter().any(|enabled| enabled == *name)).collect();
         if !missing.is_empty() {
             let change: Vec<_> = missing.iter().map(|name| format!("+{name}")).collect();
             self.enable(&parent, &change.join(" "))?;
@@ -171,19 +194,22 @@ impl ControlGroups {
         Ok(parent)
     }
 
-    /// Enables controllers for the children of the parent. First, this process and its descendants leave the parent.
+    /// Enables controllers for the children of the parent. First, this process and its descendants
+    /// leave the parent.
     fn enable(&self, parent: &Path, change: &str) -> Result<(), String> {
         let own = parent.join(name(process::id(), "server"));
-        // Only the root of the tree has no type; it may have processes and controllers for its children.
-        let moves =
-            parent.join("cgroup.type").exists() && own_group(&self.proc, &self.mount).as_deref() == Some(parent);
+        // Only the root of the tree has no type; it may have processes and controllers for its
+        // children.
+        let moves = parent.join("cgroup.type").exists()
+            && own_group(&self.proc, &self.mount).as_deref() == Some(parent);
         if moves {
             match fs::create_dir(&own) {
                 // An earlier move could not be undone.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(|error| cannot(&own, "be made", &error))?,
             }
-            self.move_processes(parent, &own).map_err(|error| cannot(&own, "be entered", &error))?;
+            self.move_processes(parent, &own)
+                .map_err(|error| cannot(&own, "be entered", &error))?;
         }
         let enabled = write(&parent.join("cgroup.subtree_control"), change);
         if enabled.is_err() && moves {
@@ -192,8 +218,9 @@ impl ControlGroups {
         }
         enabled.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::BUSY) => format!(
-                "the control group '{}' contains processes other than this server; start the server in a group without them, \
-                 for example as a service of systemd with Delegate=cpu memory pids",
+                "the control group '{}' contains processes other than this server; start the \
+                 server in a group without them, for example as a service of systemd with \
+                 Delegate=cpu memory pids",
                 parent.display()
             ),
             _ => cannot(parent, &format!("limit its children ({change})"), &error),
@@ -207,8 +234,11 @@ impl ControlGroups {
         // A process that had not moved may have started another one meanwhile.
         for _ in 0..MOST_MOVES {
             let text = fs::read_to_string(from.join("cgroup.procs"))?;
-            let ours: Vec<u32> =
-                text.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| self.is_descendant(*pid)).collect();
+            let ours: Vec<u32> = text
+                .lines()
+                .filter_map(|pid| pid.parse().ok())
+                .filter(|pid| self.is_descendant(*pid))
+                .collect();
             if ours.is_empty() {
                 break;
             }
@@ -226,7 +256,10 @@ impl ControlGroups {
             let text = fs::read_to_string(self.proc.join(pid.to_string()).join("status")).ok()?;
             text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
         };
-        std::iter::successors(Some(pid), parent).skip(1).take(MOST_GENERATIONS).any(|pid| pid == process::id())
+        std::iter::successors(Some(pid), parent)
+            .skip(1)
+            .take(MOST_GENERATIONS)
+            .any(|pid| pid == process::id())
     }
 
     /// Removes the groups of servers that no longer exist. A group with processes stays.
@@ -246,7 +279,8 @@ impl ControlGroups {
     }
 }
 
-/// A control group. When dropped, its processes are killed and the group is removed, in the background.
+/// A control group. When dropped, its processes are killed and the group is removed, in the
+/// background.
 #[derive(Debug)]
 pub struct ControlGroup {
     path: PathBuf,
@@ -308,15 +342,19 @@ impl Drop for ControlGroup {
     }
 }
 
-/// Makes a command start its process in the group of an [entrance](ControlGroup::entrance). If the process cannot enter, starting it
-/// fails.
+/// Makes a command start its process in the group of an [entrance](ControlGroup::entrance). If the
+/// process cannot enter, starting it fails.
 pub fn start_in(entrance: OwnedFd, command: &mut Command) {
-    // SAFETY: the closure only writes to an open file (contract above); it does not allocate, also if that fails.
-    unsafe { command.pre_exec(move || rustix::io::write(&entrance, b"0").map(drop).map_err(io::Error::from)) };
+    // SAFETY: the closure only writes to an open file (contract above); it does not allocate, also
+    // if that fails.
+    unsafe {
+        command
+            .pre_exec(move || rustix::io::write(&entrance, b"0").map(drop).map_err(io::Error::from))
+    };
 }
 
-/// Returns the directory of the group of the process that `proc` calls `self`; `None` if it is outside of the tree mounted at
-/// `mount`.
+/// Returns the directory of the group of the process that `proc` calls `self`; `None` if it is
+/// outside of the tree mounted at `mount`.
 pub fn own_group(proc: &Path, mount: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(proc.join("self/cgroup")).ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -334,7 +372,8 @@ fn name(pid: u32, what: &str) -> String {
 /// Returns the process that has made the group of this name.
 fn maker(name: &OsStr) -> Option<u32> {
     let (pid, what) = name.to_str()?.strip_prefix("pharos-")?.split_once('-')?;
-    let is_ours = what == "server" || what.strip_prefix("worker-").is_some_and(|number| number.parse::<u64>().is_ok());
+    let is_ours = what == "server"
+        || what.strip_prefix("worker-").is_some_and(|number| number.parse::<u64>().is_ok());
     pid.parse().ok().filter(|_| is_ours)
 }
 
@@ -346,7 +385,11 @@ pub fn entry(text: &str, key: &str) -> Option<u64> {
 /// Returns the controllers that a file of a group names.
 fn controllers(file: &Path, group: &Path) -> Result<Vec<String>, String> {
     let text = fs::read_to_string(file).map_err(|error| {
-        format!("'{}' is not a control group of version 2: '{}': {error}", group.display(), file.display())
+        format!(
+            "'{}' is not a control group of version 2: '{}': {error}",
+            group.display(),
+            file.display()
+        )
     })?;
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
@@ -359,8 +402,8 @@ fn write(file: &Path, text: &str) -> io::Result<()> {
 fn cannot(path: &Path, what: &str, error: &io::Error) -> String {
     let help = match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; the group of the server must be delegated to it: a service of systemd needs Delegate=cpu memory pids, and must not \
-             have ProtectControlGroups=yes"
+            "; the group of the server must be delegated to it: a service of systemd needs \
+             Delegate=cpu memory pids, and must not have ProtectControlGroups=yes"
         }
         _ => "",
     };

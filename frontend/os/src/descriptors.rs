@@ -1,17 +1,19 @@
-//! Shares the limit of open files between instances and connections. Each instance holds descriptors of this process: its
-//! socket, its memory, its output. A load that needs more than remain fails with that reason, so that neither connections nor
-//! other models run out of descriptors.
+//! Shares the limit of open files between instances and connections. Each instance holds
+//! descriptors of this process: its socket, its memory, its output. A load that needs more than
+//! remain fails with that reason, so that neither connections nor other models run out of
+//! descriptors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors of an instance: its process, two sockets, the pipes of its output, its errors and its metrics wake-ups, and one
-/// spare. Its memory is mapped, not held open.
+/// Descriptors of an instance: its process, two sockets, the pipes of its output, its errors and
+/// its metrics wake-ups, and one spare. Its memory is mapped, not held open.
 pub const PER_INSTANCE: usize = 7;
 
-/// Descriptors for other uses: listeners, logs, files being read, processes that complete configurations, starting workers.
+/// Descriptors for other uses: listeners, logs, files being read, processes that complete
+/// configurations, starting workers.
 const OTHERS: usize = 96;
 
 /// The maximum number of connections of a listener for which descriptors are reserved.
@@ -30,8 +32,8 @@ pub struct Descriptors {
 #[derive(Debug)]
 pub struct Reserved(Arc<Descriptors>);
 
-/// Raises the limit of open files to the hard limit: each connection needs one, and the default is often only 1024. Returns the
-/// new limit.
+/// Raises the limit of open files to the hard limit: each connection needs one, and the default is
+/// often only 1024. Returns the new limit.
 pub fn raise() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -57,14 +59,18 @@ fn of_connections(limit: usize) -> usize {
 impl Descriptors {
     /// Divides this limit of open files.
     pub fn new(limit: usize) -> Arc<Self> {
-        let most = limit.saturating_sub(of_connections(limit)).saturating_sub(OTHERS) / PER_INSTANCE;
+        let most =
+            limit.saturating_sub(of_connections(limit)).saturating_sub(OTHERS) / PER_INSTANCE;
         Arc::new(Self { limit, most, used: AtomicUsize::new(0) })
     }
 
     /// Describes how the limit is divided, for the log.
     pub fn describe(&self) -> String {
         let Self { limit, most, .. } = self;
-        format!("open files: limit {limit}, {PER_INSTANCE} per model instance, at most {most} instances")
+        format!(
+            "open files: limit {limit}, {PER_INSTANCE} per model instance, at most {most} \
+             instances"
+        )
     }
 
     /// Returns a warning if this number of instances exceeds the remaining descriptors.
@@ -72,8 +78,8 @@ impl Descriptors {
         let free = self.most.saturating_sub(self.used.load(Ordering::Relaxed));
         (instances > free).then(|| {
             format!(
-                "{models} models with {instances} instances need {} file descriptors, enough for only {free} instances; \
-                further ones are not loaded: {}",
+                "{models} models with {instances} instances need {} file descriptors, enough for \
+                 only {free} instances; further ones are not loaded: {}",
                 instances.saturating_mul(PER_INSTANCE),
                 self.advice()
             )
@@ -84,15 +90,19 @@ impl Descriptors {
     ///
     /// # Errors
     /// Too few descriptors are left.
-    pub fn reserve(self: &Arc<Self>, model: &str, instances: usize) -> Result<Vec<Reserved>, String> {
+    pub fn reserve(
+        self: &Arc<Self>,
+        model: &str,
+        instances: usize,
+    ) -> Result<Vec<Reserved>, String> {
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(instances).filter(|used| *used <= self.most)
         });
         match reserved {
             Ok(_) => Ok((0..instances).map(|_| Reserved(self.clone())).collect()),
             Err(used) => Err(format!(
-                "too few file descriptors for model '{model}': it needs {PER_INSTANCE} for each of {instances} instances, \
-                and there is room for {} more; {}",
+                "too few file descriptors for model '{model}': it needs {PER_INSTANCE} for each \
+                 of {instances} instances, and there is room for {} more; {}",
                 self.most.saturating_sub(used),
                 self.advice()
             )),
@@ -102,8 +112,9 @@ impl Descriptors {
     fn advice(&self) -> String {
         let Self { limit, most, .. } = self;
         format!(
-            "the limit of open files is {limit}, enough for connections and {most} instances; raise the hard \
-             limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+            "the limit of open files is {limit}, enough for connections and {most} instances; \
+             raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of \
+             docker)"
         )
     }
 }
@@ -128,7 +139,12 @@ mod tests {
         let all = descriptors.reserve("m", descriptors.most - 1).unwrap();
         let refused = descriptors.reserve("n", 2).unwrap_err();
         assert!(refused.contains("model 'n'") && refused.contains("room for 1 more"), "{refused}");
-        assert!(descriptors.warning(100, 100).unwrap().contains("100 instances need 700 file descriptors"));
+        assert!(
+            descriptors
+                .warning(100, 100)
+                .unwrap()
+                .contains("100 instances need 700 file descriptors")
+        );
         assert_eq!(descriptors.warning(1, 1), None);
         drop(all);
         assert_eq!(descriptors.reserve("n", 2).unwrap().len(), 2);

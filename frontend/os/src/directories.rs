@@ -1,9 +1,11 @@
-//! Directories that the server creates for its own use: private to its user, and marked. Recursive removal, and removal by file
-//! name, happen only in these directories.
+//! Directories that the server creates for its own use: private to its user, and marked. Recursive
+//! removal, and removal by file name, happen only in these directories.
 //!
-//! Single files with a fixed name in other directories are replaced only if the server wrote them ([`replace`]).
+//! Single files with a fixed name in other directories are replaced only if the server wrote them
+//! ([`replace`]).
 //!
-//! A temporary directory is removed when the server ends. A later server removes directories of a killed server, whose locks are free.
+//! A temporary directory is removed when the server ends. A later server removes directories of a
+//! killed server, whose locks are free.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -70,8 +72,10 @@ impl Temporary {
                 Err(error) => return Err(named(&path, &error)),
             }
         };
-        // Marked only after it is locked: an unlocked directory with a mark belongs to a killed server.
-        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
+        // Marked only after it is locked: an unlocked directory with a mark belongs to a killed
+        // server.
+        let opened =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
         let locked = opened.and_then(|lock| {
             lock.try_lock().map_err(io::Error::from)?;
             mark(&path).map(|()| lock)
@@ -122,7 +126,9 @@ fn remove_abandoned_in(parent: &Path, kinds: &[Kind]) {
         {
             let path = entry.path();
             match removed(&path) {
-                Ok(()) => tracing::info!("removed '{}', left behind by a killed server", path.display()),
+                Ok(()) => {
+                    tracing::info!("removed '{}', left behind by a killed server", path.display())
+                }
                 Err(error) => tracing::warn!("cannot remove '{}': {error}", path.display()),
             }
             drop(lock);
@@ -130,8 +136,8 @@ fn remove_abandoned_in(parent: &Path, kinds: &[Kind]) {
     }
 }
 
-/// Removes a temporary directory. Its lock and its marker are removed last: if something cannot be removed, a later server tries
-/// again.
+/// Removes a temporary directory. Its lock and its marker are removed last: if something cannot be
+/// removed, a later server tries again.
 fn removed(path: &Path) -> io::Result<()> {
     empty_except(path, &[LOCK, MARKER])?;
     remove_tree(path)
@@ -141,8 +147,11 @@ fn removed(path: &Path) -> io::Result<()> {
 fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     kinds.iter().any(|kind| {
-        let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix(kind.0)?.strip_prefix('-'));
-        numbers.and_then(|numbers| numbers.split_once('-')).is_some_and(|(pid, count)| number(pid) && number(count))
+        let numbers =
+            name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix(kind.0)?.strip_prefix('-'));
+        numbers
+            .and_then(|numbers| numbers.split_once('-'))
+            .is_some_and(|(pid, count)| number(pid) && number(count))
     })
 }
 
@@ -159,10 +168,12 @@ fn abandoned(path: &Path) -> Option<File> {
     ((held.dev(), held.ino()) == (there.dev(), there.ino())).then_some(lock)
 }
 
-/// Creates a directory and its parents, and marks it. An existing directory must be marked or empty.
+/// Creates a directory and its parents, and marks it. An existing directory must be marked or
+/// empty.
 ///
 /// # Errors
-/// The directory cannot be created, other users can write to it, or it has other files; the text names it.
+/// The directory cannot be created, other users can write to it, or it has other files; the text
+/// names it.
 pub fn make(path: &Path) -> io::Result<()> {
     make_marked(path).map_err(|error| named(path, &error))
 }
@@ -170,15 +181,21 @@ pub fn make(path: &Path) -> io::Result<()> {
 fn make_marked(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     if !is_private(path)? {
-        return Err(io::Error::other("it is a link, belongs to another user, or other users can write to it"));
+        return Err(io::Error::other(
+            "it is a link, belongs to another user, or other users can write to it",
+        ));
     }
     if is_marked(path) {
         return Ok(());
     }
     // Another server may be marking the directory concurrently.
     let mut entries = fs::read_dir(path)?.flatten();
-    if entries.any(|entry| !entry.file_name().to_string_lossy().starts_with(MARKER)) && !is_marked(path) {
-        return Err(io::Error::other(format!("it has files that Pharos did not create (there is no '{MARKER}')")));
+    if entries.any(|entry| !entry.file_name().to_string_lossy().starts_with(MARKER))
+        && !is_marked(path)
+    {
+        return Err(io::Error::other(format!(
+            "it has files that Pharos did not create (there is no '{MARKER}')"
+        )));
     }
     mark(path)
 }
@@ -193,7 +210,8 @@ pub fn is_in_own(path: &Path) -> bool {
     path.ancestors().any(is_own)
 }
 
-/// Returns whether a path is in a temporary directory of this kind, of any server. The path has no links.
+/// Returns whether a path is in a temporary directory of this kind, of any server. The path has no
+/// links.
 pub fn is_in_temporary(path: &Path, kind: Kind) -> bool {
     let temporary = std::env::temp_dir();
     let parent = fs::canonicalize(&temporary).unwrap_or(temporary);
@@ -219,7 +237,8 @@ pub fn lock(path: &Path) -> io::Result<File> {
 /// The maximum number of bytes of a file that [`read`] and [`replace`] read.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// Returns the content and the owner of a regular file; does not follow links. `None` if the file does not exist.
+/// Returns the content and the owner of a regular file; does not follow links. `None` if the file
+/// does not exist.
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.
@@ -228,7 +247,8 @@ pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     Ok(Some((text_of(file, MAX_BYTES)?, owner)))
 }
 
-/// Returns the first bytes of a regular file as text; does not follow a link at its name. `None` if the file does not exist.
+/// Returns the first bytes of a regular file as text; does not follow a link at its name. `None` if
+/// the file does not exist.
 ///
 /// # Errors
 /// As [`read`].
@@ -267,8 +287,9 @@ fn regular(path: &Path) -> io::Result<Option<(File, u32)>> {
     Ok(Some((file, found.uid())))
 }
 
-/// Writes a file under a temporary name, then renames it. Replaces an existing file only if it is a regular file of this user
-/// and `is_ours` accepts its text; never writes into it or follows a link.
+/// Writes a file under a temporary name, then renames it. Replaces an existing file only if it is a
+/// regular file of this user and `is_ours` accepts its text; never writes into it or follows a
+/// link.
 ///
 /// # Errors
 /// The file cannot be written, or the name is in use by another file; the text names it.
@@ -278,7 +299,9 @@ pub fn replace(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::R
 
 fn write_and_rename(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::Result<()> {
     let user = rustix::process::geteuid().as_raw();
-    if read(path)?.is_some_and(|(there, owner)| owner != user || !(there.is_empty() || is_ours(&there))) {
+    if read(path)?
+        .is_some_and(|(there, owner)| owner != user || !(there.is_empty() || is_ours(&there)))
+    {
         return Err(io::Error::other("it exists and was not written by this server; remove it"));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -289,7 +312,8 @@ fn write_and_rename(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> 
 }
 
 /// Links are not followed, and opening a FIFO does not block.
-const FLAGS: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
+const FLAGS: i32 =
+    rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
 
 fn opened(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(FLAGS).open(path)
@@ -298,7 +322,9 @@ fn opened(path: &Path) -> io::Result<File> {
 /// Returns whether the path is a directory of this user that other users cannot write to.
 fn is_private(path: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(path)?;
-    Ok(found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0)
+    Ok(found.is_dir()
+        && found.uid() == rustix::process::geteuid().as_raw()
+        && found.mode() & 0o022 == 0)
 }
 
 fn is_marked(path: &Path) -> bool {
@@ -307,8 +333,8 @@ fn is_marked(path: &Path) -> bool {
     read.is_ok() && text == MARK
 }
 
-/// Marks a directory as created by the server. Writes the marker under a temporary name and renames it, so that several servers
-/// and threads may do so at once without reading a partial marker.
+/// Marks a directory as created by the server. Writes the marker under a temporary name and renames
+/// it, so that several servers and threads may do so at once without reading a partial marker.
 fn mark(path: &Path) -> io::Result<()> {
     let own = format!("{MARKER}.{}-{:?}", std::process::id(), std::thread::current().id());
     let part = path.join(own);

@@ -1,10 +1,12 @@
 //! Event loops: single-threaded runtimes that serve connections, one per thread.
 //!
-//! A connection stays on one loop from its first byte to its last, so that its tasks never move between threads. The
-//! connections of worker processes use the same loops: a reply that belongs to a connection of its loop is answered without a
-//! system call to wake another thread. Replies arrive through memory: a loop looks into its [`Source`]s and its [`Mailbox`] before
-//! it sleeps, and from time to time while it is busy. Work that computes for long, or that may block, must leave for a blocking
-//! thread ([`crate::blocking`]), because it would delay all connections of its loop.
+//! A connection stays on one loop from its first byte to its last, so that its tasks never move
+//! between threads. The connections of worker processes use the same loops: a reply that belongs to
+//! a connection of its loop is answered without a system call to wake another thread. Replies
+//! arrive through memory: a loop looks into its [`Source`]s and its [`Mailbox`] before it sleeps,
+//! and from time to time while it is busy. Work that computes for long, or that may block, must
+//! leave for a blocking thread ([`crate::blocking`]), because it would delay all connections of its
+//! loop.
 
 mod mailbox;
 
@@ -22,7 +24,8 @@ use tokio::task::JoinHandle;
 use crate::{clock, scheduling};
 pub use mailbox::Mailbox;
 
-/// The event loops of a process. Without any, connections are served by the runtime that accepts them. Cheap to clone.
+/// The event loops of a process. Without any, connections are served by the runtime that accepts
+/// them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct EventLoops {
     loops: Arc<[Loop]>,
@@ -62,8 +65,8 @@ impl EventLoops {
         self.assign(|one| &one.connections)
     }
 
-    /// Returns the loop for a link to a worker: the first one with the fewest. Counted apart from connections, so that a single
-    /// client and a single worker share a loop.
+    /// Returns the loop for a link to a worker: the first one with the fewest. Counted apart from
+    /// connections, so that a single client and a single worker share a loop.
     ///
     /// # Panics
     /// As [`EventLoops::of_connection`].
@@ -71,7 +74,8 @@ impl EventLoops {
         self.assign(|one| &one.links)
     }
 
-    /// Waits until each loop has ended its present turn. Every task that ran at the time of the call has then ended or is waiting.
+    /// Waits until each loop has ended its present turn. Every task that ran at the time of the
+    /// call has then ended or is waiting.
     pub async fn go_on(&self) {
         let passed: Vec<_> = self.loops.iter().map(|one| one.handle.spawn(async {})).collect();
         for one in passed {
@@ -81,7 +85,8 @@ impl EventLoops {
     }
 
     fn assign(&self, count: impl Fn(&Loop) -> &Arc<AtomicUsize>) -> EventLoop {
-        let Some(chosen) = self.loops.iter().min_by_key(|one| count(one).load(Ordering::Relaxed)) else {
+        let Some(chosen) = self.loops.iter().min_by_key(|one| count(one).load(Ordering::Relaxed))
+        else {
             return EventLoop { handle: Handle::current(), count: None };
         };
         let load = count(chosen).clone();
@@ -110,7 +115,8 @@ pub trait Source: Send + Sync {
     /// Handles the waiting events. Returns whether there were any.
     fn poll(&self) -> bool;
 
-    /// Asks for a wake-up through a descriptor when the next event arrives. Returns `false` if events wait already.
+    /// Asks for a wake-up through a descriptor when the next event arrives. Returns `false` if
+    /// events wait already.
     fn sleep(&self) -> bool;
 
     /// Withdraws the request of [`Source::sleep`].
@@ -121,7 +127,8 @@ pub trait Source: Send + Sync {
 const IDLE_SLEEPS: u32 = 64;
 /// How often a loop polls its sources in a row before it serves its connections again.
 const ROUNDS: u32 = 4;
-/// The number of reads from connections, without a sleep in between, after which a busy loop looks for replies.
+/// The number of reads from connections, without a sleep in between, after which a busy loop looks
+/// for replies.
 const READS: u32 = 64;
 
 struct Polled {
@@ -139,8 +146,9 @@ thread_local! {
     static READS_SINCE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts a read from a connection of this thread's loop. A loop that always has tasks to run never sleeps, so from time to time
-/// this looks for replies; otherwise requests would have precedence for as long as they come.
+/// Counts a read from a connection of this thread's loop. A loop that always has tasks to run never
+/// sleeps, so from time to time this looks for replies; otherwise requests would have precedence
+/// for as long as they come.
 pub fn count_read() {
     let reads = READS_SINCE.get() + 1;
     READS_SINCE.set(reads);
@@ -155,16 +163,17 @@ fn look_for_replies() {
     if let Some(mailbox) = Mailbox::of_this_thread() {
         mailbox.empty();
     }
-    let sources =
-        SOURCES.with_borrow(|sources| sources.iter().flatten().map(|one| one.source.clone()).collect::<Vec<_>>());
+    let sources = SOURCES.with_borrow(|sources| {
+        sources.iter().flatten().map(|one| one.source.clone()).collect::<Vec<_>>()
+    });
     for source in sources {
         source.poll();
     }
 }
 
-/// Polls a source each time before the loop of this thread sleeps, while it has events. As long as the loop is awake, the source
-/// needs no wake-ups. Without events for some time, the source is dropped, asleep. Returns `false`, and does nothing, if this
-/// thread has no loop.
+/// Polls a source each time before the loop of this thread sleeps, while it has events. As long as
+/// the loop is awake, the source needs no wake-ups. Without events for some time, the source is
+/// dropped, asleep. Returns `false`, and does nothing, if this thread has no loop.
 pub fn poll_before_sleep(source: &Arc<dyn Source>) -> bool {
     SOURCES.with_borrow_mut(|sources| {
         let Some(sources) = sources else { return false };
@@ -185,8 +194,8 @@ pub fn forget(source: &Arc<dyn Source>) {
     });
 }
 
-/// Lets other threads run, which may bring the loop work. Several events are then handled in one turn, and their threads need not
-/// wake the loop.
+/// Lets other threads run, which may bring the loop work. Several events are then handled in one
+/// turn, and their threads need not wake the loop.
 fn yield_processor() {
     let mut yielding = YIELDING.get();
     let now = clock::now();
@@ -200,7 +209,10 @@ fn yield_processor() {
 /// Polls the sources of this thread's loop, and lets them sleep.
 fn before_sleep() {
     // Taken out, because a source may add another one.
-    let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take)) else { return };
+    let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take))
+    else {
+        return;
+    };
     let Some(mailbox) = Mailbox::of_this_thread() else { return };
     READS_SINCE.set(0);
     yield_processor();
@@ -276,7 +288,8 @@ mod tests {
     use super::*;
 
     fn thread_of(event_loop: &EventLoop) -> String {
-        let name = event_loop.spawn(async { thread::current().name().unwrap_or_default().to_owned() });
+        let name =
+            event_loop.spawn(async { thread::current().name().unwrap_or_default().to_owned() });
         Builder::new_current_thread().build().unwrap().block_on(name).unwrap()
     }
 
@@ -287,7 +300,11 @@ mod tests {
         let b = loops.of_connection();
         assert_ne!(thread_of(&a), thread_of(&b));
         let link = loops.of_link();
-        assert_eq!(thread_of(&link), thread_of(&a), "a single client and a single worker share a loop");
+        assert_eq!(
+            thread_of(&link),
+            thread_of(&a),
+            "a single client and a single worker share a loop"
+        );
         drop(b);
         let c = loops.of_connection();
         assert_ne!(thread_of(&c), thread_of(&a));
@@ -412,7 +429,11 @@ mod tests {
     #[tokio::test]
     async fn without_loops_tasks_run_here() {
         let here = thread::current().id();
-        let there = EventLoops::default().of_connection().spawn(async { thread::current().id() }).await.unwrap();
+        let there = EventLoops::default()
+            .of_connection()
+            .spawn(async { thread::current().id() })
+            .await
+            .unwrap();
         assert_eq!(here, there);
     }
 }

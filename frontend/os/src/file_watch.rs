@@ -1,6 +1,8 @@
-//! Reloads files when they change: certificates and tokens, which are replaced while the server runs.
+//! Reloads files when they change: certificates and tokens, which are replaced while the server
+//! runs.
 //!
-//! Polls the files: this works on every file system and for links into a directory that is replaced as a whole (Kubernetes).
+//! Polls the files: this works on every file system and for links into a directory that is replaced
+//! as a whole (Kubernetes).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -23,7 +25,8 @@ pub struct WatchedFiles {
     pub what: Credentials,
     /// The files.
     pub paths: Vec<PathBuf>,
-    /// Reloads the files and returns a description of their content. After an error, nothing has changed.
+    /// Reloads the files and returns a description of their content. After an error, nothing has
+    /// changed.
     pub read: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
@@ -32,11 +35,14 @@ type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     let files = paths.iter().map(|path| std::fs::metadata(path).ok());
-    files.map(|data| data.map(|data| (data.ino(), data.len(), data.mtime(), data.mtime_nsec()))).collect()
+    files
+        .map(|data| data.map(|data| (data.ino(), data.len(), data.mtime(), data.mtime_nsec())))
+        .collect()
 }
 
-/// Reloads files when they have changed and when `now` is notified; runs until the runtime ends. A change counts after it has
-/// persisted between two polls, because a certificate and its key are two files that are replaced one after the other.
+/// Reloads files when they have changed and when `now` is notified; runs until the runtime ends. A
+/// change counts after it has persisted between two polls, because a certificate and its key are
+/// two files that are replaced one after the other.
 pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
     record::credentials_watched(&cache, files.what);
     let files = Arc::new(files);
@@ -70,6 +76,9 @@ async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     record::credentials_reloaded(cache, files.what, result.is_ok());
     match result {
         Ok(what) => tracing::info!("{} reloaded: {what}", files.what.as_str()),
-        Err(reason) => tracing::error!("{} reload failed, keeping the previous ones: {reason}", files.what.as_str()),
+        Err(reason) => tracing::error!(
+            "{} reload failed, keeping the previous ones: {reason}",
+            files.what.as_str()
+        ),
     }
 }

@@ -1,20 +1,25 @@
-//! Removes directories with content that others chose, such as the temporary files of a model: of any depth, with two open
-//! descriptors, and without following links, also while the content changes.
+//! Removes directories with content that others chose, such as the temporary files of a model: of
+//! any depth, with two open descriptors, and without following links, also while the content
+//! changes.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, fchmod, openat, renameat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Removes a directory and its content.
 ///
-/// The subdirectories of each subdirectory are moved up to the top, so that the depth never matters: recursion would need stack
-/// and a descriptor for each level, and long paths cannot be opened.
+/// The subdirectories of each subdirectory are moved up to the top, so that the depth never
+/// matters: recursion would need stack and a descriptor for each level, and long paths cannot be
+/// opened.
 ///
 /// # Errors
 /// The directory does not exist, is a link, or something in it cannot be removed.
@@ -81,7 +86,9 @@ fn flatten(directory: &OwnedFd, top: BorrowedFd<'_>, number: &mut u64) -> io::Re
 fn unlinked(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     // Removing a directory as a file fails with different errors.
     match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => return Ok(false),
+        Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => {
+            return Ok(false);
+        }
         Ok(_) => {}
         Err(Errno::NOENT) => return Ok(true),
         Err(error) => return Err(error.into()),
@@ -96,9 +103,15 @@ fn unlinked(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
 /// Opens a subdirectory, and makes it writable for its owner.
 fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let directory = match openat(parent, name, DIRECTORY, Mode::empty()) {
-        // Its owner cannot read it. Its mode is changed by a descriptor that grants no other access.
+        // Its owner cannot read it. Its mode is changed by a descriptor that grants no other
+        // access.
         Err(Errno::ACCESS) => {
-            let found = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            let found = openat(
+                parent,
+                name,
+                OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
             let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&found));
             rustix::fs::chmod(link, Mode::RWXU)?;
             openat(parent, name, DIRECTORY, Mode::empty())?
@@ -111,10 +124,13 @@ fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 }
 
 /// Returns the names in a directory, read as they are used: there may be any number.
-pub(crate) fn names(directory: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
+pub(crate) fn names(
+    directory: BorrowedFd<'_>,
+) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
     let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
-    Ok(names
-        .filter(|name: &io::Result<CString>| !name.as_ref().is_ok_and(|name| [c".", c".."].contains(&name.as_c_str()))))
+    Ok(names.filter(|name: &io::Result<CString>| {
+        !name.as_ref().is_ok_and(|name| [c".", c".."].contains(&name.as_c_str()))
+    }))
 }
 
 #[cfg(test)]
@@ -160,7 +176,10 @@ mod tests {
         assert!(!top.exists() && outside.join("file").exists());
         symlink(&outside, &top).unwrap();
         assert!(remove_tree(&top).is_err() && outside.join("file").exists());
-        assert_eq!(remove_tree(&parent.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            remove_tree(&parent.path().join("none")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 
     #[test]

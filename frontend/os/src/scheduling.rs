@@ -1,15 +1,17 @@
 //! The scheduling of threads: policy, nice value and slice (sched_setattr(2)).
 //!
-//! The kernel (EEVDF, Linux 6.12 and later) lets a thread that wakes interrupt a thread with a longer slice, if it had less than
-//! its share. Threads that do little for each event, and that others wait for, have short slices for this reason; their share
-//! stays the same. Earlier kernels ignore the slice.
+//! The kernel (EEVDF, Linux 6.12 and later) lets a thread that wakes interrupt a thread with a
+//! longer slice, if it had less than its share. Threads that do little for each event, and that
+//! others wait for, have short slices for this reason; their share stays the same. Earlier kernels
+//! ignore the slice.
 
 use std::{fs, io};
 
 /// The slice of threads that others wait for, in nanoseconds: the shortest that the kernel accepts.
 pub(crate) const SHORT_SLICE: u64 = 100_000;
 
-/// The most changes of a process's threads, each of which may find threads that others have started meanwhile.
+/// The most changes of a process's threads, each of which may find threads that others have started
+/// meanwhile.
 const MOST_CHANGES: u32 = 10;
 
 /// The first version of `sched_attr`, which all kernels since 3.14 have.
@@ -31,15 +33,19 @@ const SIZE: u32 = size_of::<Attributes>() as u32;
 pub(crate) const NORMAL: u32 = libc::SCHED_OTHER as u32;
 pub(crate) const BATCH: u32 = libc::SCHED_BATCH as u32;
 
-/// Gives a thread short slices, which threads that it starts later inherit. A process is its first thread; 0 is the calling
-/// thread. Does nothing if the thread does not have the usual policy, has ended, or if the kernel refuses.
+/// Gives a thread short slices, which threads that it starts later inherit. A process is its first
+/// thread; 0 is the calling thread. Does nothing if the thread does not have the usual policy, has
+/// ended, or if the kernel refuses.
 pub fn shorten_slices(thread: u32) {
-    let _ = change(thread, |now| (now.policy == NORMAL).then_some(Attributes { runtime: SHORT_SLICE, ..now }));
+    let _ = change(thread, |now| {
+        (now.policy == NORMAL).then_some(Attributes { runtime: SHORT_SLICE, ..now })
+    });
 }
 
 /// Gives the calling thread the usual slices, if it has inherited short ones.
 pub(crate) fn use_usual_slices() {
-    let _ = change(0, |now| (now.runtime == SHORT_SLICE).then_some(Attributes { runtime: 0, ..now }));
+    let _ =
+        change(0, |now| (now.runtime == SHORT_SLICE).then_some(Attributes { runtime: 0, ..now }));
 }
 
 /// Changes all threads of a process, until there are no others.
@@ -56,7 +62,10 @@ pub(crate) fn change_all(process: u32, to: impl Fn(Attributes) -> Option<Attribu
 }
 
 /// Changes a thread, if `to` returns other attributes. Returns whether it did.
-pub(crate) fn change(thread: u32, to: impl Fn(Attributes) -> Option<Attributes>) -> io::Result<bool> {
+pub(crate) fn change(
+    thread: u32,
+    to: impl Fn(Attributes) -> Option<Attributes>,
+) -> io::Result<bool> {
     let Some(attributes) = to(get(thread)?) else { return Ok(false) };
     set(thread, &attributes).map(|()| true)
 }
@@ -65,7 +74,8 @@ pub(crate) fn change(thread: u32, to: impl Fn(Attributes) -> Option<Attributes>)
 pub(crate) fn get(thread: u32) -> io::Result<Attributes> {
     let mut attributes = Attributes::default();
     // SAFETY: the kernel writes at most `SIZE` bytes to the structure, which consists of integers.
-    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attributes, SIZE, 0) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attributes, SIZE, 0) };
     if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -1,7 +1,8 @@
-//! Reports the state of this process to systemd with the datagrams of `sd_notify(3)`: ready, stopping, and alive.
+//! Reports the state of this process to systemd with the datagrams of `sd_notify(3)`: ready,
+//! stopping, and alive.
 //!
-//! systemd passes the address of its socket in `NOTIFY_SOCKET`, and the interval of its watchdog in `WATCHDOG_USEC`. Without
-//! these variables nothing is sent. A send never blocks.
+//! systemd passes the address of its socket in `NOTIFY_SOCKET`, and the interval of its watchdog in
+//! `WATCHDOG_USEC`. Without these variables nothing is sent. A send never blocks.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -25,14 +26,15 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// Reads the variables of this process, and starts the task of the watchdog. An address that cannot be used is logged, and
-    /// nothing is sent. Must be called in a tokio runtime.
+    /// Reads the variables of this process, and starts the task of the watchdog. An address that
+    /// cannot be used is logged, and nothing is sent. Must be called in a tokio runtime.
     #[must_use]
     pub fn start() -> Self {
-        let manager = Self::new(|name| std::env::var_os(name), std::process::id()).unwrap_or_else(|reason| {
-            tracing::warn!("{reason}");
-            Self::default()
-        });
+        let manager =
+            Self::new(|name| std::env::var_os(name), std::process::id()).unwrap_or_else(|reason| {
+                tracing::warn!("{reason}");
+                Self::default()
+            });
         tokio::spawn(manager.clone().keep_alive());
         manager
     }
@@ -43,8 +45,10 @@ impl ServiceManager {
         let Some(value) = variable("NOTIFY_SOCKET").filter(|value| !value.is_empty()) else {
             return Ok(Self::default());
         };
-        let address = address(&value).map_err(|reason| format!("NOTIFY_SOCKET={value:?} is ignored: {reason}"))?;
-        let for_this_process = number("WATCHDOG_PID").is_none_or(|expected| expected == u64::from(pid));
+        let address = address(&value)
+            .map_err(|reason| format!("NOTIFY_SOCKET={value:?} is ignored: {reason}"))?;
+        let for_this_process =
+            number("WATCHDOG_PID").is_none_or(|expected| expected == u64::from(pid));
         let timeout = number("WATCHDOG_USEC").filter(|timeout| *timeout > 0 && for_this_process);
         Ok(Self { address: Some(address), watchdog: timeout.map(Duration::from_micros) })
     }
@@ -59,8 +63,8 @@ impl ServiceManager {
         self.notify("STOPPING=1\nSTATUS=Finishing requests in flight").await;
     }
 
-    /// Sends the messages of the watchdog, two in each of its intervals, until the runtime ends or stops executing tasks.
-    /// Returns at once without a watchdog.
+    /// Sends the messages of the watchdog, two in each of its intervals, until the runtime ends or
+    /// stops executing tasks. Returns at once without a watchdog.
     async fn keep_alive(self) {
         let Some(timeout) = self.watchdog else { return };
         let mut ticks = tokio::time::interval(timeout / 2);
@@ -76,7 +80,9 @@ impl ServiceManager {
         let mut sent = send(address, state);
         for _ in 1..ATTEMPTS {
             match &sent {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(RETRY).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(RETRY).await
+                }
                 _ => break,
             }
             sent = send(address, state);
@@ -88,7 +94,8 @@ impl ServiceManager {
     }
 }
 
-/// Returns the address that `NOTIFY_SOCKET` names: an absolute path, or the name of an abstract socket after `@`.
+/// Returns the address that `NOTIFY_SOCKET` names: an absolute path, or the name of an abstract
+/// socket after `@`.
 fn address(value: &OsStr) -> Result<SocketAddr, String> {
     let address = match value.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
@@ -159,7 +166,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn sends_two_messages_of_the_watchdog_in_each_interval() {
         let (socket, name) = socket("watchdog");
-        let variables = [("NOTIFY_SOCKET", name.as_str()), ("WATCHDOG_USEC", "200000"), ("WATCHDOG_PID", "42")];
+        let variables =
+            [("NOTIFY_SOCKET", name.as_str()), ("WATCHDOG_USEC", "200000"), ("WATCHDOG_PID", "42")];
         let task = tokio::spawn(manager(&variables).unwrap().keep_alive());
         let started = tokio::time::Instant::now();
         for _ in 0..4 {
@@ -192,8 +200,15 @@ mod tests {
             manager(&[&[("NOTIFY_SOCKET", "@x")][..], variables].concat()).unwrap().watchdog
         };
         assert_eq!(watchdog(&[("WATCHDOG_USEC", "3000000")]), Some(Duration::from_secs(3)));
-        assert_eq!(watchdog(&[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", "42")]), Some(Duration::from_secs(3)));
-        for off in [&[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", "41")][..], &[("WATCHDOG_USEC", "0")], &[]] {
+        assert_eq!(
+            watchdog(&[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", "42")]),
+            Some(Duration::from_secs(3))
+        );
+        for off in [
+            &[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", "41")][..],
+            &[("WATCHDOG_USEC", "0")],
+            &[],
+        ] {
             assert_eq!(watchdog(off), None, "{off:?}");
         }
     }
@@ -202,7 +217,10 @@ mod tests {
     fn refuses_addresses_of_other_kinds() {
         for value in ["relative/path", "vsock:2:1234"] {
             let reason = manager(&[("NOTIFY_SOCKET", value)]).unwrap_err();
-            assert!(reason.contains(value) && reason.contains("expected an absolute path"), "{reason}");
+            assert!(
+                reason.contains(value) && reason.contains("expected an absolute path"),
+                "{reason}"
+            );
         }
         let long = format!("/{}", "x".repeat(200));
         assert!(manager(&[("NOTIFY_SOCKET", &long)]).is_err());

@@ -8,9 +8,10 @@ use std::os::fd::{AsFd, AsRawFd};
 /// `SO_PASSRIGHTS` of socket(7), which Linux has since 6.16.
 const PASS_RIGHTS: libc::c_int = 83;
 
-/// Makes a Unix socket refuse messages with file descriptors: the peer's call fails. Otherwise this process would have to close the
-/// descriptors, and could wait: closing a socket that has `SO_LINGER` and unsent data takes as long as its owner has chosen. Without
-/// effect on an older kernel.
+/// Makes a Unix socket refuse messages with file descriptors: the peer's call fails. Otherwise this
+/// process would have to close the descriptors, and could wait: closing a socket that has
+/// `SO_LINGER` and unsent data takes as long as its owner has chosen. Without effect on an older
+/// kernel.
 pub fn refuse_descriptors(socket: &impl AsFd) {
     if let Err(error) = refuse(socket) {
         tracing::trace!("SO_PASSRIGHTS: {error}");
@@ -22,7 +23,9 @@ fn refuse(socket: &impl AsFd) -> io::Result<()> {
     let size = size_of::<libc::c_int>() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
     // SAFETY: the value is an integer of this size (contract above).
-    let result = unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const none).cast(), size) };
+    let result = unsafe {
+        libc::setsockopt(descriptor, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const none).cast(), size)
+    };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -48,6 +51,10 @@ mod tests {
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
         let sent = sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL);
-        assert_eq!(sent, if is_old { Ok(1) } else { Err(Errno::PERM) }, "without SO_PASSRIGHTS, nothing is refused");
+        assert_eq!(
+            sent,
+            if is_old { Ok(1) } else { Err(Errno::PERM) },
+            "without SO_PASSRIGHTS, nothing is refused"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Bounds what is read into memory of a tar archive: the name, the link target and the attributes of an entry, which come before its
-//! data in headers of any length (POSIX `pax`, "pax Extended Header"; GNU tar, "Basic Tar Format").
+//! Bounds what is read into memory of a tar archive: the name, the link target and the attributes
+//! of an entry, which come before its data in headers of any length (POSIX `pax`, "pax Extended
+//! Header"; GNU tar, "Basic Tar Format").
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -7,8 +8,8 @@ use std::io::{self, Read};
 /// The maximum number of bytes of the headers of one entry.
 pub const MAX_ATTRIBUTES: u64 = 1 << 20;
 
-/// Returns an error of reading an archive without its content: errors about a header quote the header, and a file that is no archive
-/// may be any that this process can read.
+/// Returns an error of reading an archive without its content: errors about a header quote the
+/// header, and a file that is no archive may be any that this process can read.
 pub fn without_content(error: io::Error) -> io::Error {
     let is_from_here = error.raw_os_error().is_some() || error.to_string() == attributes_too_long();
     let text = match error.kind() {
@@ -35,12 +36,14 @@ impl Default for AttributeLimit {
 }
 
 impl AttributeLimit {
-    /// Returns a reader of the archive that refuses to read beyond the headers of an entry. `reader` is at its start.
+    /// Returns a reader of the archive that refuses to read beyond the headers of an entry.
+    /// `reader` is at its start.
     pub fn reader<R: Read>(&self, reader: R) -> impl Read {
         Bounded { reader, position: 0, end: &self.0 }
     }
 
-    /// Allows to read the data of an entry, which has `size` bytes from `position` on, and the headers of the next entry.
+    /// Allows to read the data of an entry, which has `size` bytes from `position` on, and the
+    /// headers of the next entry.
     pub fn allow(&self, position: u64, size: u64) {
         self.0.set(position.saturating_add(size).saturating_add(MAX_ATTRIBUTES));
     }

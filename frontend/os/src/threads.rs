@@ -1,5 +1,5 @@
-//! The number of processors, and a check that the threads of the server can be started. Libraries abort or panic where a thread cannot
-//! be started, without naming the limit.
+//! The number of processors, and a check that the threads of the server can be started. Libraries
+//! abort or panic where a thread cannot be started, without naming the limit.
 
 use std::io;
 use std::num::NonZero;
@@ -8,10 +8,11 @@ use std::thread::{self, Builder};
 
 use parking_lot::Mutex;
 
-static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+static PROCESSORS: LazyLock<usize> =
+    LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
-/// Returns the number of processors that this process may use, at least 1. Determined once, because it reads the limits of all control
-/// groups of this process.
+/// Returns the number of processors that this process may use, at least 1. Determined once, because
+/// it reads the limits of all control groups of this process.
 pub fn processors() -> usize {
     *PROCESSORS
 }
@@ -24,7 +25,8 @@ pub fn check(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
         let held = gate.lock();
-        let started = (0..count).try_for_each(|_| Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop));
+        let started = (0..count)
+            .try_for_each(|_| Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop));
         drop(held);
         started
     })

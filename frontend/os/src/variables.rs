@@ -1,5 +1,5 @@
-//! The environment variables that the programs of models inherit. Others stay with the server: credentials of object stores and
-//! clouds, tokens, and passwords in the server's own settings.
+//! The environment variables that the programs of models inherit. Others stay with the server:
+//! credentials of object stores and clouds, tokens, and passwords in the server's own settings.
 
 /// Variables of the system, of distributed programs, and single ones of libraries.
 const NAMES: [&str; 33] = [
@@ -38,8 +38,9 @@ const NAMES: [&str; 33] = [
     "no_proxy",
 ];
 
-/// The beginnings of the names of variables: of the locale, of Python and its environments, of thread pools and allocators, of
-/// GPUs, of machine learning frameworks, and of the containers of SageMaker and Vertex AI.
+/// The beginnings of the names of variables: of the locale, of Python and its environments, of
+/// thread pools and allocators, of GPUs, of machine learning frameworks, and of the containers of
+/// SageMaker and Vertex AI.
 const FAMILIES: [&str; 66] = [
     "AIP_",
     "BLIS_",
@@ -109,8 +110,10 @@ const FAMILIES: [&str; 66] = [
     "XLA_",
 ];
 
-/// Words in names of credentials, which are not inherited even if they belong to a family: `HF_TOKEN`, `VLLM_API_KEY`.
-const SECRETS: [&str; 8] = ["APIKEY", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWORD", "PRIVATE", "SECRET", "TOKEN"];
+/// Words in names of credentials, which are not inherited even if they belong to a family:
+/// `HF_TOKEN`, `VLLM_API_KEY`.
+const SECRETS: [&str; 8] =
+    ["APIKEY", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWORD", "PRIVATE", "SECRET", "TOKEN"];
 
 /// Returns whether the programs of models inherit a variable of this name.
 pub fn is_inherited(name: &str) -> bool {

@@ -1,10 +1,11 @@
 //! The user as which the programs that run models are started, if it is not the user of the server.
 //!
-//! Such a program cannot read the files of the server, signal it, or read its memory. The server needs rights of root for this
-//! ([`check_rights`]), gives the program what it has made for it ([`WorkerUser::give`]), and lets it read the files of its model
-//! ([`WorkerUser::grant_read`]).
+//! Such a program cannot read the files of the server, signal it, or read its memory. The server
+//! needs rights of root for this ([`check_rights`]), gives the program what it has made for it
+//! ([`WorkerUser::give`]), and lets it read the files of its model ([`WorkerUser::grant_read`]).
 //!
-//! Contract: what the new process does before it becomes the program is only system calls on values that were made before.
+//! Contract: what the new process does before it becomes the program is only system calls on values
+//! that were made before.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -24,14 +25,15 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fchmod, fchown, fstat
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, getegid, geteuid, setsid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
 };
 
 use crate::directories::{self, named};
 use crate::removal;
 
-/// The rights of root without which processes of another user cannot be started, given files, and ended; see capabilities(7).
+/// The rights of root without which processes of another user cannot be started, given files, and
+/// ended; see capabilities(7).
 const NEEDED: [(&str, CapabilitySet); 6] = [
     ("CAP_CHOWN", CapabilitySet::CHOWN),
     ("CAP_DAC_OVERRIDE", CapabilitySet::DAC_OVERRIDE),
@@ -61,12 +63,15 @@ pub struct WorkerUser {
 }
 
 impl WorkerUser {
-    /// Finds the user `USER` or `USER:GROUP`, both given by name or number. Without a group, it is the user's own. Blocks.
+    /// Finds the user `USER` or `USER:GROUP`, both given by name or number. Without a group, it is
+    /// the user's own. Blocks.
     ///
     /// # Errors
-    /// There is no such user or group, or it is root or the user of this process, or has one of their groups.
+    /// There is no such user or group, or it is root or the user of this process, or has one of
+    /// their groups.
     pub fn find(text: &str) -> Result<Self, String> {
-        let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
+        let (user, group) =
+            text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
         let number = number(user);
         let known = known_user(user, number)?;
         let uid = known
@@ -81,9 +86,14 @@ impl WorkerUser {
         let gid = match (group, &known) {
             (Some(group), _) => number_of_group(group)?,
             (None, Some(known)) => known.gid.as_raw(),
-            (None, None) => return Err(format!("no user has the number {uid}; name its group too, as {uid}:GROUP")),
+            (None, None) => {
+                return Err(format!(
+                    "no user has the number {uid}; name its group too, as {uid}:GROUP"
+                ));
+            }
         };
-        let groups = known.as_ref().map_or_else(|| Ok(Vec::new()), |known| groups(&known.name, gid))?;
+        let groups =
+            known.as_ref().map_or_else(|| Ok(Vec::new()), |known| groups(&known.name, gid))?;
         let all = groups.into_iter().chain([gid]).collect::<BTreeSet<_>>();
         for (group, whose) in [(0, "root"), (getegid().as_raw(), "this server")] {
             if all.contains(&group) {
@@ -93,7 +103,8 @@ impl WorkerUser {
                 ));
             }
         }
-        let (name, home) = known.map_or_else(|| (uid.to_string(), "/".into()), |known| (known.name, known.dir));
+        let (name, home) =
+            known.map_or_else(|| (uid.to_string(), "/".into()), |known| (known.name, known.dir));
         Ok(Self {
             name,
             home,
@@ -118,8 +129,8 @@ impl WorkerUser {
         self.uid.as_raw()
     }
 
-    /// Makes a command start its process as this user, with its groups and home directory, and without rights of root. If that
-    /// fails, starting the process fails.
+    /// Makes a command start its process as this user, with its groups and home directory, and
+    /// without rights of root. If that fails, starting the process fails.
     pub fn run(&self, command: &mut Command) {
         for name in OF_THE_SERVER {
             command.env_remove(name);
@@ -134,16 +145,22 @@ impl WorkerUser {
             set_thread_groups(&groups)?;
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;
-            // The kernel takes capabilities only from root. A service of systemd can have some as another user.
+            // The kernel takes capabilities only from root. A service of systemd can have some as
+            // another user.
             let none = CapabilitySet::empty();
-            set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+            set_capabilities(
+                None,
+                CapabilitySets { effective: none, permitted: none, inheritable: none },
+            )?;
             Ok(())
         };
-        // SAFETY: the closure only makes system calls (contract above); its errors contain a number and are not allocated.
+        // SAFETY: the closure only makes system calls (contract above); its errors contain a number
+        // and are not allocated.
         unsafe { command.pre_exec(change) };
     }
 
-    /// Opens a file for reading with the rights of the user, as a process of the user could. Opening a pipe does not block.
+    /// Opens a file for reading with the rights of the user, as a process of the user could.
+    /// Opening a pipe does not block.
     ///
     /// # Errors
     /// The user may not read the file, or it cannot be opened; or no thread can be started.
@@ -156,11 +173,13 @@ impl WorkerUser {
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
             Ok(File::from(rustix::fs::open(&path, flags, Mode::empty())?))
         })?;
-        opening.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
+        opening
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
     }
 
-    /// Gives this thread the rights of the user for files, and takes the rights of root. Its other identities remain, so that
-    /// processes of the user cannot signal the thread.
+    /// Gives this thread the rights of the user for files, and takes the rights of root. Its other
+    /// identities remain, so that processes of the user cannot signal the thread.
     fn take_file_rights(&self) -> io::Result<()> {
         set_thread_groups(&self.groups)?;
         let uid = unistd::Uid::from_raw(self.uid.as_raw());
@@ -172,13 +191,17 @@ impl WorkerUser {
         set_capabilities(None, CapabilitySets { effective: none, ..own })?;
         // The calls return the previous identity and no error.
         if unistd::setfsgid(gid) != gid || unistd::setfsuid(uid) != uid {
-            return Err(io::Error::other(format!("this process cannot take the rights of the user '{}'", self.name)));
+            return Err(io::Error::other(format!(
+                "this process cannot take the rights of the user '{}'",
+                self.name
+            )));
         }
         Ok(())
     }
 
-    /// Lets the user read, but not change, a file or a directory tree that this process has made. Files elsewhere, and paths that
-    /// [`give`](Self::give) has given to the user, keep their modes. Blocks.
+    /// Lets the user read, but not change, a file or a directory tree that this process has made.
+    /// Files elsewhere, and paths that [`give`](Self::give) has given to the user, keep their
+    /// modes. Blocks.
     ///
     /// # Errors
     /// A mode or group cannot be changed.
@@ -192,7 +215,8 @@ impl WorkerUser {
         change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
-    /// Makes the user the owner of a directory tree that this process has made. No other user can enter it. Blocks.
+    /// Makes the user the owner of a directory tree that this process has made. No other user can
+    /// enter it. Blocks.
     ///
     /// # Errors
     /// An owner or mode cannot be changed.
@@ -205,15 +229,19 @@ impl WorkerUser {
         change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
-    /// Lets the user pass through the directories that lead to a path, from the directory that this process has marked. Returns
-    /// whether a marked directory exists.
+    /// Lets the user pass through the directories that lead to a path, from the directory that this
+    /// process has marked. Returns whether a marked directory exists.
     fn admit(&self, path: &Path) -> io::Result<bool> {
-        let Some(top) = path.ancestors().find(|above| directories::is_own(above)) else { return Ok(false) };
+        let Some(top) = path.ancestors().find(|above| directories::is_own(above)) else {
+            return Ok(false);
+        };
         for above in path.ancestors().skip(1).take_while(|above| above.starts_with(top)) {
             let found = fs::symlink_metadata(above)?;
             let group = self.gid.as_raw();
             let mode = without_writing(found.mode()) | 0o010;
-            if found.uid() == geteuid().as_raw() && (found.gid(), found.mode() & 0o7777) != (group, mode) {
+            if found.uid() == geteuid().as_raw()
+                && (found.gid(), found.mode() & 0o7777) != (group, mode)
+            {
                 fs::set_permissions(above, Permissions::from_mode(mode))?;
                 lchown(above, None, Some(group))?;
             }
@@ -231,8 +259,8 @@ struct Change {
 }
 
 impl Change {
-    /// Changes a file, or a directory after its content: until then, no other user can replace the content. Follows no link, and
-    /// skips entries that were removed meanwhile.
+    /// Changes a file, or a directory after its content: until then, no other user can replace the
+    /// content. Follows no link, and skips entries that were removed meanwhile.
     fn apply(&self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         let opened = match openat(parent, name, FLAGS, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),
@@ -259,9 +287,11 @@ impl Change {
     }
 }
 
-const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+const FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Returns a mode without the rights of others to write, and without the bits that change the user or group of a process.
+/// Returns a mode without the rights of others to write, and without the bits that change the user
+/// or group of a process.
 fn without_writing(mode: u32) -> u32 {
     mode & 0o7777 & !0o6022
 }
@@ -275,19 +305,24 @@ fn opened_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
     Ok((parent, CString::new(name.as_bytes())?))
 }
 
-/// Checks that only root and the user of this process can replace a directory or one of its ancestors. The directory need not exist.
+/// Checks that only root and the user of this process can replace a directory or one of its
+/// ancestors. The directory need not exist.
 ///
 /// # Errors
 /// Another user can; the text names the directory and the reason.
 pub fn check_directory(path: &Path) -> Result<(), String> {
     let path = std::path::absolute(path).map_err(|error| named(path, &error).to_string())?;
     let existing = path.ancestors().find(|path| path.exists()).unwrap_or(&path);
-    let existing = fs::canonicalize(existing).map_err(|error| named(existing, &error).to_string())?;
+    let existing =
+        fs::canonicalize(existing).map_err(|error| named(existing, &error).to_string())?;
     for above in existing.ancestors() {
-        let found = fs::symlink_metadata(above).map_err(|error| named(above, &error).to_string())?;
+        let found =
+            fs::symlink_metadata(above).map_err(|error| named(above, &error).to_string())?;
         let why = match found.mode() {
             _ if ![0, geteuid().as_raw()].contains(&found.uid()) => "belongs to another user",
-            mode if mode & 0o022 != 0 && mode & 0o1000 == 0 => "can be changed by other users and has no sticky bit",
+            mode if mode & 0o022 != 0 && mode & 0o1000 == 0 => {
+                "can be changed by other users and has no sticky bit"
+            }
             _ => continue,
         };
         return Err(format!("'{}' {why}", above.display()));
@@ -295,29 +330,36 @@ pub fn check_directory(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Creates a directory and its missing parents. Every user can pass through the new directories; only this user can list and change
-/// them. Blocks.
+/// Creates a directory and its missing parents. Every user can pass through the new directories;
+/// only this user can list and change them. Blocks.
 ///
 /// # Errors
 /// A directory cannot be created.
 pub fn make_passable(path: &Path) -> io::Result<()> {
     // The last ancestor of a relative path is empty.
     let ancestors = path.ancestors();
-    let new: Vec<_> = ancestors.take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    let new: Vec<_> =
+        ancestors.take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .and_then(|()| new.into_iter().try_for_each(|path| fs::set_permissions(path, Permissions::from_mode(0o711))))
+        .and_then(|()| {
+            new.into_iter()
+                .try_for_each(|path| fs::set_permissions(path, Permissions::from_mode(0o711)))
+        })
         .map_err(|error| named(path, &error))
 }
 
-/// Returns which rights of root this process lacks to measure processes of other users and to change their priorities.
+/// Returns which rights of root this process lacks to measure processes of other users and to
+/// change their priorities.
 ///
 /// # Errors
-/// This process lacks rights to start processes of another user, to give them files or to end them; the text names the rights.
+/// This process lacks rights to start processes of another user, to give them files or to end them;
+/// the text names the rights.
 pub fn check_rights() -> Result<Vec<&'static str>, String> {
-    let own = capabilities(None).map_err(|error| format!("cannot read the capabilities of this process: {error}"))?;
+    let own = capabilities(None)
+        .map_err(|error| format!("cannot read the capabilities of this process: {error}"))?;
     let missing = |wanted: &[(&'static str, CapabilitySet)]| {
         let lacks = wanted.iter().filter(|(_, capability)| !own.effective.contains(*capability));
         lacks.map(|(name, _)| *name).collect::<Vec<_>>()
@@ -328,11 +370,15 @@ pub fn check_rights() -> Result<Vec<&'static str>, String> {
     }
 }
 
-/// Detaches this process from its terminal, into which the process could type. The leader of a process group cannot start a new session.
+/// Detaches this process from its terminal, into which the process could type. The leader of a
+/// process group cannot start a new session.
 fn leave_terminal() {
     if setsid().is_err()
-        && let Ok(terminal) =
-            rustix::fs::open(c"/dev/tty", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+        && let Ok(terminal) = rustix::fs::open(
+            c"/dev/tty",
+            OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY,
+            Mode::empty(),
+        )
     {
         // SAFETY: the request has no argument.
         unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCNOTTY) };
@@ -340,7 +386,8 @@ fn leave_terminal() {
 }
 
 fn known_user(user: &str, number: Option<u32>) -> Result<Option<User>, String> {
-    let failed = |error: nix::Error| format!("cannot look up the user '{}': {error}", user.escape_debug());
+    let failed =
+        |error: nix::Error| format!("cannot look up the user '{}': {error}", user.escape_debug());
     match (User::from_name(user).map_err(failed)?, number) {
         (None, Some(number)) => User::from_uid(number.into()).map_err(failed),
         (found, _) => Ok(found),
@@ -362,7 +409,8 @@ fn number(text: &str) -> Option<u32> {
 
 /// Returns the groups of a user of this name, among them `gid`.
 fn groups(user: &str, gid: u32) -> Result<Vec<u32>, String> {
-    let name = CString::new(Path::new(user).as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    let name =
+        CString::new(Path::new(user).as_os_str().as_bytes()).map_err(|error| error.to_string())?;
     let groups = unistd::getgrouplist(&name, gid.into())
         .map_err(|error| format!("cannot look up the groups of the user '{user}': {error}"))?;
     Ok(groups.into_iter().map(unistd::Gid::as_raw).collect())
@@ -392,13 +440,19 @@ mod tests {
             assert_eq!(WorkerUser::find(text).unwrap_err(), expected, "{text}");
         }
         let unnamed = WorkerUser::find("54321:54322").unwrap();
-        assert_eq!((unnamed.name(), unnamed.home(), unnamed.uid()), ("54321", Path::new("/"), 54321));
+        assert_eq!(
+            (unnamed.name(), unnamed.home(), unnamed.uid()),
+            ("54321", Path::new("/"), 54321)
+        );
         assert_eq!(&*unnamed.groups, [Gid::from_raw(54322)]);
         let own = geteuid().as_raw();
         let named = User::from_name("daemon").unwrap().filter(|user| user.uid.as_raw() != own);
         if let Some(daemon) = named {
             let found = WorkerUser::find("daemon").unwrap();
-            assert_eq!((found.uid(), found.gid.as_raw()), (daemon.uid.as_raw(), daemon.gid.as_raw()));
+            assert_eq!(
+                (found.uid(), found.gid.as_raw()),
+                (daemon.uid.as_raw(), daemon.gid.as_raw())
+            );
             assert_eq!(WorkerUser::find(&daemon.uid.to_string()).unwrap(), found);
             let other = WorkerUser::find("daemon:54322").unwrap();
             assert!(other.gid.as_raw() == 54322 && other.groups.contains(&other.gid));
@@ -424,10 +478,14 @@ mod tests {
         assert_eq!(check_directory(&sticky.join("new/directory")), Ok(()));
         assert_eq!(check_directory(Path::new("new/relative")), check_directory(Path::new(".")));
         let error = check_directory(&open.join("new")).unwrap_err();
-        assert_eq!(error, format!("'{}' can be changed by other users and has no sticky bit", open.display()));
+        assert_eq!(
+            error,
+            format!("'{}' can be changed by other users and has no sticky bit", open.display())
+        );
     }
 
-    /// Returns a user without a name; `None` if this process may not start processes of other users.
+    /// Returns a user without a name; `None` if this process may not start processes of other
+    /// users.
     fn user() -> Option<WorkerUser> {
         match check_rights() {
             Ok(_) => Some(WorkerUser::find("54321:54322").unwrap()),
@@ -469,10 +527,16 @@ mod tests {
         let secret = parent.path().join("secret");
         write(&secret, 0o600);
         symlink(&secret, &link).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o644), 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o644), 0)
+            .unwrap();
         assert!(user.open(&open).is_ok() && user.open(&pipe).is_ok());
         for path in [&closed, &secret, &link] {
-            assert_eq!(user.open(path).unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{}", path.display());
+            assert_eq!(
+                user.open(path).unwrap_err().kind(),
+                io::ErrorKind::PermissionDenied,
+                "{}",
+                path.display()
+            );
         }
         assert!(File::open(&secret).is_ok(), "this thread has lost its rights");
     }
@@ -486,9 +550,12 @@ mod tests {
     fn a_process_runs_as_the_user() {
         let Some(user) = user() else { return };
         let (_, status) = run(&user, "cat", Path::new("/proc/self/status"));
-        for line in
-            ["Uid:\t54321\t54321\t54321", "Gid:\t54322\t54322\t54322", "Groups:\t54322", "CapPrm:\t0000000000000000"]
-        {
+        for line in [
+            "Uid:\t54321\t54321\t54321",
+            "Gid:\t54322\t54322\t54322",
+            "Groups:\t54322",
+            "CapPrm:\t0000000000000000",
+        ] {
             assert!(status.contains(line), "{line}: {status}");
         }
         assert!(run(&user, "env", Path::new("A=1")).1.contains("HOME=/\n"));
@@ -543,7 +610,8 @@ mod tests {
         assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o600);
     }
 
-    /// A user that exchanges directories while they are given gets nothing else: those that lead to a file are given after it.
+    /// A user that exchanges directories while they are given gets nothing else: those that lead to
+    /// a file are given after it.
     #[test]
     fn what_the_user_exchanges_meanwhile_is_not_given() {
         let Some(user) = user() else { return };
@@ -562,7 +630,8 @@ mod tests {
         user.give(&given).unwrap();
         child.wait().unwrap();
         assert!(given.join("d").is_symlink());
-        let owners = fs::read_dir(&secrets).unwrap().map(|entry| entry.unwrap().metadata().unwrap().uid());
+        let owners =
+            fs::read_dir(&secrets).unwrap().map(|entry| entry.unwrap().metadata().unwrap().uid());
         assert_eq!(owners.filter(|uid| *uid == 54321).count(), 0);
     }
 }

@@ -37,14 +37,18 @@ impl BackendSetting {
             (Some("python"), key) if NOT_NEEDED.contains(&key) || key.starts_with("shm-") => {
                 "tensors are in shared memory that grows on demand".to_owned()
             }
-            (Some("python"), _) => format!("known settings of python are {PYTHON_TIMEOUT}, {MAX_BATCH_SIZE}"),
-            (Some("onnxruntime"), "enable-global-threadpool" | "intra_op_thread_count" | "inter_op_thread_count") => {
-                "each instance is a process with its own threads; see --worker-threads, and the parameters \
-                 intra_op_thread_count and inter_op_thread_count of a model"
-                    .to_owned()
+            (Some("python"), _) => {
+                format!("known settings of python are {PYTHON_TIMEOUT}, {MAX_BATCH_SIZE}")
             }
+            (
+                Some("onnxruntime"),
+                "enable-global-threadpool" | "intra_op_thread_count" | "inter_op_thread_count",
+            ) => "each instance is a process with its own threads; see --worker-threads, and the \
+                  parameters intra_op_thread_count and inter_op_thread_count of a model"
+                .to_owned(),
             (Some("tensorflow" | "tensorrt" | "openvino" | "dali"), _) => {
-                "this backend is not part of the server; --backend-directory adds backends".to_owned()
+                "this backend is not part of the server; --backend-directory adds backends"
+                    .to_owned()
             }
             _ => format!("the known setting is {MAX_BATCH_SIZE}"),
         };
@@ -83,10 +87,18 @@ pub(super) fn backend_setting(text: &str) -> Result<BackendSetting, String> {
         return Err(form.to_owned());
     }
     if key == MAX_BATCH_SIZE && value.parse::<u32>().is_err() {
-        return Err(format!("default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}", u32::MAX));
+        return Err(format!(
+            "default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}",
+            u32::MAX
+        ));
     }
     if backend == Some("python") && key == PYTHON_TIMEOUT {
-        positive_seconds(value).map_err(|allowed| format!("{PYTHON_TIMEOUT} is '{value}'; {allowed}"))?;
+        positive_seconds(value)
+            .map_err(|allowed| format!("{PYTHON_TIMEOUT} is '{value}'; {allowed}"))?;
     }
-    Ok(BackendSetting { backend: backend.map(str::to_owned), key: key.to_owned(), value: value.to_owned() })
+    Ok(BackendSetting {
+        backend: backend.map(str::to_owned),
+        key: key.to_owned(),
+        value: value.to_owned(),
+    })
 }

@@ -18,8 +18,8 @@ enum CacheName {
     Redis,
 }
 
-const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each optionally with more settings: \
-                    NAME,KEY=VALUE[,KEY=VALUE...]";
+const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each optionally \
+                    with more settings: NAME,KEY=VALUE[,KEY=VALUE...]";
 
 /// Parses one `--cache-config`.
 pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
@@ -31,15 +31,16 @@ pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
     };
     let mut settings = Vec::new();
     for part in parts {
-        let (key, value) =
-            part.split_once('=').ok_or_else(|| format!("'{part}' is not of the form KEY=VALUE; {FORM}"))?;
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("'{part}' is not of the form KEY=VALUE; {FORM}"))?;
         settings.push((key.trim().to_owned(), value.to_owned()));
     }
     Ok(CacheConfig { name, settings })
 }
 
-/// Combines all `--cache-config` and the deprecated `--response-cache-byte-size`; `None` without a cache. `variable` looks up
-/// an environment variable.
+/// Combines all `--cache-config` and the deprecated `--response-cache-byte-size`; `None` without a
+/// cache. `variable` looks up an environment variable.
 ///
 /// # Errors
 /// Settings contradict each other, or one is missing, unknown or not allowed.
@@ -50,15 +51,18 @@ pub(super) fn cache(
 ) -> Result<Option<cache::Settings>, String> {
     let Some(first) = configs.first() else {
         let size = byte_size.filter(|size| *size > 0);
-        return Ok(size.map(|size| cache::Settings { backend: Backend::Local(size), single_flight: false }));
+        return Ok(size
+            .map(|size| cache::Settings { backend: Backend::Local(size), single_flight: false }));
     };
     if byte_size.is_some() {
-        let text = "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one \
-                    or the other.";
+        let text = "Incompatible flags --response-cache-byte-size and --cache-config both \
+                    provided. Please provide one or the other.";
         return Err(text.to_owned());
     }
     if configs.iter().any(|config| config.name != first.name) {
-        return Err("found multiple cache configurations, but only a single cache is currently supported".to_owned());
+        return Err("found multiple cache configurations, but only a single cache is currently \
+                    supported"
+            .to_owned());
     }
     let settings = Settings(configs.iter().flat_map(|config| &config.settings).collect());
     let single_flight = settings.parsed("single_flight", super::boolean)?.unwrap_or(false);
@@ -72,12 +76,18 @@ pub(super) fn cache(
 fn local(settings: &Settings<'_>) -> Result<u64, String> {
     settings.only("local", &["size", "single_flight"])?;
     let size = settings.parsed("size", |text| {
-        text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1")
+        text.parse()
+            .ok()
+            .filter(|size| *size > 0)
+            .ok_or("allowed are whole numbers of bytes from 1")
     })?;
     size.ok_or_else(|| "the cache 'local' requires a size: local,size=BYTES".to_owned())
 }
 
-fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
+fn redis(
+    settings: &Settings<'_>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<RedisSettings, String> {
     let known = [
         "host",
         "port",
@@ -94,13 +104,18 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
         "key",
     ];
     settings.only("redis", &known)?;
-    let port = settings
-        .parsed("port", |text| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535"))?;
-    let db = settings.parsed("db", |text| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0"))?;
-    let positive = |text: &str| text.parse::<u32>().ok().filter(|n| *n > 0).ok_or("allowed are whole numbers from 1");
+    let port = settings.parsed("port", |text| {
+        text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535")
+    })?;
+    let db = settings
+        .parsed("db", |text| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0"))?;
+    let positive = |text: &str| {
+        text.parse::<u32>().ok().filter(|n| *n > 0).ok_or("allowed are whole numbers from 1")
+    };
     // Triton's environment variables keep passwords off the command line.
-    let text =
-        |key: &str, name: &str| settings.get(key).map(str::to_owned).or_else(|| variable(name)).unwrap_or_default();
+    let text = |key: &str, name: &str| {
+        settings.get(key).map(str::to_owned).or_else(|| variable(name)).unwrap_or_default()
+    };
     Ok(RedisSettings {
         host: settings
             .get("host")
@@ -112,7 +127,9 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
         password: text("password", "TRITONCACHE_REDIS_PASSWORD"),
         db: db.unwrap_or(0),
         ttl: settings.parsed("ttl", positive)?.map(|seconds| Duration::from_secs(seconds.into())),
-        timeout: Duration::from_millis(settings.parsed("timeout_ms", positive)?.unwrap_or(100).into()),
+        timeout: Duration::from_millis(
+            settings.parsed("timeout_ms", positive)?.unwrap_or(100).into(),
+        ),
         cluster: settings.parsed("cluster", super::boolean)?.unwrap_or(false),
         tls: redis_tls(settings)?,
     })
@@ -122,7 +139,9 @@ fn redis_tls(settings: &Settings<'_>) -> Result<Option<RedisTls>, String> {
     let path = |key: &str| settings.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
     let tls = RedisTls { cacert: path("cacert"), cert: path("cert"), key: path("key") };
     if tls.cert.is_some() != tls.key.is_some() {
-        return Err("a client certificate requires both settings, cert=FILE and key=FILE".to_owned());
+        return Err(
+            "a client certificate requires both settings, cert=FILE and key=FILE".to_owned()
+        );
     }
     let enabled = settings.parsed("tls_enabled", super::boolean)?.unwrap_or(false);
     if !enabled && tls != RedisTls::default() {
@@ -150,9 +169,10 @@ impl Settings<'_> {
 
     fn only(&self, name: &str, known: &[&str]) -> Result<(), String> {
         match self.0.iter().find(|(key, _)| !known.contains(&key.as_str())) {
-            Some((key, _)) => {
-                Err(format!("the cache '{name}' has no setting '{key}'; allowed are {}", known.join(", ")))
-            }
+            Some((key, _)) => Err(format!(
+                "the cache '{name}' has no setting '{key}'; allowed are {}",
+                known.join(", ")
+            )),
             None => Ok(()),
         }
     }
@@ -165,22 +185,40 @@ mod tests {
 
     fn read(texts: &[&str], byte_size: Option<u64>) -> Result<Option<cache::Settings>, String> {
         let configs = texts.iter().map(|text| config(text)).collect::<Result<Vec<_>, _>>()?;
-        cache(&configs, byte_size, |name| (name == "TRITONCACHE_REDIS_PASSWORD").then(|| "secret".to_owned()))
+        cache(&configs, byte_size, |name| {
+            (name == "TRITONCACHE_REDIS_PASSWORD").then(|| "secret".to_owned())
+        })
     }
 
     #[test]
     fn accepts_tritons_forms() {
-        let local = |size, single_flight| Ok(Some(cache::Settings { backend: Backend::Local(size), single_flight }));
+        let local = |size, single_flight| {
+            Ok(Some(cache::Settings { backend: Backend::Local(size), single_flight }))
+        };
         assert_eq!(read(&["local,size=1048576"], None), local(1_048_576, false));
         assert_eq!(read(&["local,size=1", "local,single_flight=true"], None), local(1, true));
         assert_eq!(read(&["local,size=1,size=7"], None), local(7, false));
-        assert_eq!((read(&[], Some(9)), read(&[], Some(0)), read(&[], None)), (local(9, false), Ok(None), Ok(None)));
-        let redis = read(&["redis,host=h", "redis,port=7000,user=u,db=2", "redis,ttl=60,timeout_ms=20"], None);
-        let Some(cache::Settings { backend: Backend::Redis(redis), single_flight: false }) = redis.unwrap() else {
+        assert_eq!(
+            (read(&[], Some(9)), read(&[], Some(0)), read(&[], None)),
+            (local(9, false), Ok(None), Ok(None))
+        );
+        let redis = read(
+            &["redis,host=h", "redis,port=7000,user=u,db=2", "redis,ttl=60,timeout_ms=20"],
+            None,
+        );
+        let Some(cache::Settings { backend: Backend::Redis(redis), single_flight: false }) =
+            redis.unwrap()
+        else {
             panic!("no Redis")
         };
-        assert_eq!((redis.host.as_str(), redis.port, redis.db, redis.user.as_str()), ("h", 7000, 2, "u"));
-        assert_eq!((redis.ttl, redis.timeout), (Some(Duration::from_secs(60)), Duration::from_millis(20)));
+        assert_eq!(
+            (redis.host.as_str(), redis.port, redis.db, redis.user.as_str()),
+            ("h", 7000, 2, "u")
+        );
+        assert_eq!(
+            (redis.ttl, redis.timeout),
+            (Some(Duration::from_secs(60)), Duration::from_millis(20))
+        );
         assert_eq!(redis.password, "secret");
         assert!(!format!("{redis:?}").contains("secret"));
         let Some(cache::Settings { backend: Backend::Redis(redis), .. }) =
@@ -191,7 +229,9 @@ mod tests {
         assert_eq!((redis.port, redis.password.as_str(), redis.ttl), (6379, "own", None));
         assert_eq!((redis.cluster, redis.tls), (false, None));
         let tls = "redis,host=h,cluster=true,tls_enabled=true,cacert=ca.pem";
-        let Some(cache::Settings { backend: Backend::Redis(redis), .. }) = read(&[tls], None).unwrap() else {
+        let Some(cache::Settings { backend: Backend::Redis(redis), .. }) =
+            read(&[tls], None).unwrap()
+        else {
             panic!("no Redis")
         };
         let files = RedisTls { cacert: Some("ca.pem".into()), ..RedisTls::default() };
@@ -209,19 +249,32 @@ mod tests {
             (&["local"], None, &["requires a size"]),
             (&["local,single_flight=true"], None, &["requires a size"]),
             (&["local,size=1,ttl=3"], None, &["no setting 'ttl'", "size, single_flight"]),
-            (&["local,size=1,single_flight=maybe"], None, &["single_flight is 'maybe'", "true, false"]),
+            (
+                &["local,size=1,single_flight=maybe"],
+                None,
+                &["single_flight is 'maybe'", "true, false"],
+            ),
             (&["redis,port=1"], None, &["requires a host"]),
             (&["redis,host=h,port=0"], None, &["port is '0'", "1 to 65535"]),
             (&["redis,host=h,timeout_ms=0"], None, &["timeout_ms is '0'", "from 1"]),
             (&["redis,host=h,cacert=ca.pem"], None, &["need tls_enabled=true"]),
-            (&["redis,host=h,tls_enabled=true,cert=c.pem"], None, &["both settings, cert=FILE and key=FILE"]),
+            (
+                &["redis,host=h,tls_enabled=true,cert=c.pem"],
+                None,
+                &["both settings, cert=FILE and key=FILE"],
+            ),
             (&["redis,host=h,cluster=2"], None, &["cluster is '2'"]),
             (
                 &["local,size=1", "redis,host=h"],
                 None,
-                &["found multiple cache configurations, but only a single cache is currently supported"],
+                &["found multiple cache configurations, but only a single cache is currently \
+                   supported"],
             ),
-            (&["local,size=1"], Some(1), &["Incompatible flags --response-cache-byte-size and --cache-config"]),
+            (
+                &["local,size=1"],
+                Some(1),
+                &["Incompatible flags --response-cache-byte-size and --cache-config"],
+            ),
         ] {
             let message = read(texts, byte_size).unwrap_err();
             for part in expected {

@@ -22,7 +22,8 @@ pub enum MetricsConfig {
 }
 
 impl MetricsConfig {
-    /// Parses `KEY=VALUE` if the text before the first `=` is a possible key, else a file. `./a=b.yaml` is always a file.
+    /// Parses `KEY=VALUE` if the text before the first `=` is a possible key, else a file.
+    /// `./a=b.yaml` is always a file.
     pub(super) fn parse(text: OsString) -> Result<Self, String> {
         let setting = text.to_str().and_then(|text| text.split_once('='));
         match setting.filter(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_')) {
@@ -34,7 +35,10 @@ impl MetricsConfig {
 }
 
 /// Returns the last file that is given, and the settings that override it.
-pub(super) fn definition(configs: &[MetricsConfig], mode: Option<Mode>) -> (Option<PathBuf>, Overrides) {
+pub(super) fn definition(
+    configs: &[MetricsConfig],
+    mode: Option<Mode>,
+) -> (Option<PathBuf>, Overrides) {
     let mut file = None;
     let mut overrides = Overrides { settings: Vec::new(), mode };
     for config in configs {
@@ -59,7 +63,10 @@ const TORCHSERVE: [(&str, &str); 4] = [
 ];
 
 /// Reads a flag from TorchServe's environment variable if its own variable is not set.
-pub(super) fn with_torchserves_variables(parser: Parser, is_set: impl Fn(&OsStr) -> bool) -> Parser {
+pub(super) fn with_torchserves_variables(
+    parser: Parser,
+    is_set: impl Fn(&OsStr) -> bool,
+) -> Parser {
     TORCHSERVE.iter().fold(parser, |parser, (variable, flag)| {
         parser.mut_arg(flag, |arg| {
             let own = arg.get_env().is_some_and(&is_set);
@@ -79,8 +86,8 @@ pub enum Command {
     },
     /// Exit with 0 if the server at an address is ready, for health checks of containers
     Health {
-        /// Address of the HTTP listener; https:// before it for TLS [default: the server's variables PHAROS_HTTP_ADDRESS and
-        /// PHAROS_HTTP_PORT, else 127.0.0.1:8000]
+        /// Address of the HTTP listener; https:// before it for TLS [default: the server's
+        /// variables PHAROS_HTTP_ADDRESS and PHAROS_HTTP_PORT, else 127.0.0.1:8000]
         #[arg(value_name = "HOST:PORT")]
         address: Option<String>,
         /// Name that the server's certificate must have [default: HOST]
@@ -93,7 +100,8 @@ pub enum Command {
     /// Check, list and print metrics definitions, without a server
     #[command(subcommand)]
     Metrics(MetricsCommand),
-    /// Print Prometheus rules for the service level objectives of a metrics definition, without a server
+    /// Print Prometheus rules for the service level objectives of a metrics definition, without a
+    /// server
     #[command(subcommand)]
     Slo(SloCommand),
     /// Summarize and convert trace files, without a server

@@ -1,7 +1,8 @@
 //! OpenTelemetry's environment variables, and the collector that metrics are pushed to.
 //!
-//! Source: the OpenTelemetry specification, "OpenTelemetry Protocol Exporter", "Metrics Exporter - OTLP" and "Environment
-//! Variable Specification" (opentelemetry.io/docs/specs/otel). As it requires, empty variables count as not set.
+//! Source: the OpenTelemetry specification, "OpenTelemetry Protocol Exporter", "Metrics Exporter -
+//! OTLP" and "Environment Variable Specification" (opentelemetry.io/docs/specs/otel). As it
+//! requires, empty variables count as not set.
 
 use std::time::Duration;
 
@@ -62,7 +63,8 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         found.map(|(value, variable)| Given { value, variable: Some(variable) })
     }
 
-    /// Returns the URL that variables set: the URL of the signal as it is, or the URL of all signals with the signal's path.
+    /// Returns the URL that variables set: the URL of the signal as it is, or the URL of all
+    /// signals with the signal's path.
     fn url(&self, grpc: bool) -> Option<Given> {
         let own = self.own("ENDPOINT");
         if let Some(value) = self.get(&own) {
@@ -79,14 +81,19 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
     ///
     /// # Errors
     /// A value is not allowed.
-    pub(super) fn endpoint(&self, url: Option<String>, protocol: Option<String>) -> Result<Endpoint, String> {
+    pub(super) fn endpoint(
+        &self,
+        url: Option<String>,
+        protocol: Option<String>,
+    ) -> Result<Endpoint, String> {
         let option = |value| Given { value, variable: None };
         let grpc = match protocol.map(option).or_else(|| self.of_signal("PROTOCOL")) {
             Some(given) => match given.value.as_str() {
                 "grpc" => true,
                 "http/protobuf" => false,
                 other => {
-                    return Err(given.wrong(format!("protocol is '{other}'; allowed are http/protobuf, grpc")));
+                    return Err(given
+                        .wrong(format!("protocol is '{other}'; allowed are http/protobuf, grpc")));
                 }
             },
             None => false,
@@ -128,7 +135,8 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => {
-                let both = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY";
+                let both =
+                    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY";
                 return Err(format!("one of {both} is not set: a client certificate needs both"));
             }
         };
@@ -140,8 +148,8 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         milliseconds(given, usual)
     }
 
-    /// Returns the value that this signal's variable names, in upper or lower case, or the default. Unknown names are ignored
-    /// with a warning, as the specification requires.
+    /// Returns the value that this signal's variable names, in upper or lower case, or the default.
+    /// Unknown names are ignored with a warning, as the specification requires.
     fn preference<T: Copy + Default>(
         &self,
         name: &str,
@@ -154,13 +162,16 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         let known = all.iter().find(|known| value.trim().eq_ignore_ascii_case(name_of(**known)));
         known.copied().unwrap_or_else(|| {
             let allowed: Vec<&str> = all.iter().map(|known| name_of(*known)).collect();
-            warnings.push(format!("{variable} \"{value}\" is ignored: allowed are {}", allowed.join(", ")));
+            warnings.push(format!(
+                "{variable} \"{value}\" is ignored: allowed are {}",
+                allowed.join(", ")
+            ));
             T::default()
         })
     }
 
-    /// Returns the attributes of this server. Options take precedence over variables, and variables over the default of
-    /// `service.name`.
+    /// Returns the attributes of this server. Options take precedence over variables, and variables
+    /// over the default of `service.name`.
     ///
     /// # Errors
     /// A text is not of the form KEY=VALUE.
@@ -177,7 +188,8 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         }
         for text in options {
             let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-            let (key, value) = pair.ok_or_else(|| format!("resource is '{text}'; allowed are KEY=VALUE"))?;
+            let (key, value) =
+                pair.ok_or_else(|| format!("resource is '{text}'; allowed are KEY=VALUE"))?;
             put(key.to_owned(), value.to_owned());
         }
         Ok(all)
@@ -190,7 +202,9 @@ fn milliseconds(given: Option<Given>, usual: Duration) -> Result<Duration, Strin
     match given.value.trim().parse::<u32>() {
         Ok(0) => Ok(usual),
         Ok(time) => Ok(Duration::from_millis(time.into())),
-        Err(_) => Err(given.wrong(format!("'{}' is not a time in whole milliseconds", given.value))),
+        Err(_) => {
+            Err(given.wrong(format!("'{}' is not a time in whole milliseconds", given.value)))
+        }
     }
 }
 
@@ -203,17 +217,25 @@ pub(super) struct Push {
     pub(super) warnings: Vec<String>,
 }
 
-/// Returns the settings of the push of metrics. The push is on if the flag or an endpoint is set, or if
-/// OTEL_METRICS_EXPORTER contains `otlp`; that variable and OTEL_SDK_DISABLED can switch it off.
+/// Returns the settings of the push of metrics. The push is on if the flag or an endpoint is set,
+/// or if OTEL_METRICS_EXPORTER contains `otlp`; that variable and OTEL_SDK_DISABLED can switch it
+/// off.
 ///
 /// # Errors
-/// A value is not allowed, and the flag is given. Without the flag, variables that are meant for other programs do not end
-/// this one: they are ignored with a warning.
-pub(super) fn push(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Push, String> {
+/// A value is not allowed, and the flag is given. Without the flag, variables that are meant for
+/// other programs do not end this one: they are ignored with a warning.
+pub(super) fn push(
+    flag: Option<&str>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Push, String> {
     let variables = Variables::new(Signal::Metrics, variable);
     let exporters = variables.get("OTEL_METRICS_EXPORTER");
-    let chosen = exporters.as_ref().map(|list| list.split(',').any(|name| name.trim().eq_ignore_ascii_case("otlp")));
-    let disabled = variables.get("OTEL_SDK_DISABLED").is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
+    let chosen = exporters
+        .as_ref()
+        .map(|list| list.split(',').any(|name| name.trim().eq_ignore_ascii_case("otlp")));
+    let disabled = variables
+        .get("OTEL_SDK_DISABLED")
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
     let off = match (disabled, chosen) {
         (true, _) => Some("OTEL_SDK_DISABLED is true"),
         (false, Some(false)) => Some("OTEL_METRICS_EXPORTER does not contain otlp"),
@@ -230,7 +252,9 @@ pub(super) fn push(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>
     match settings(&variables, flag, &mut warnings) {
         Ok(settings) => Ok(Push { settings: Some(settings), warnings }),
         Err(reason) if flag.is_some() => Err(reason),
-        Err(reason) => Ok(Push { settings: None, warnings: vec![format!("metrics are not pushed: {reason}")] }),
+        Err(reason) => {
+            Ok(Push { settings: None, warnings: vec![format!("metrics are not pushed: {reason}")] })
+        }
     }
 }
 
@@ -249,7 +273,12 @@ fn settings<V: Fn(&str) -> Option<String>>(
         endpoint,
         interval: variables.time("OTEL_METRIC_EXPORT_INTERVAL", INTERVAL)?,
         limit: variables.time("OTEL_METRIC_EXPORT_TIMEOUT", EXPORT_TIMEOUT)?,
-        temporality: variables.preference("TEMPORALITY_PREFERENCE", &Temporality::ALL, Temporality::as_str, warnings),
+        temporality: variables.preference(
+            "TEMPORALITY_PREFERENCE",
+            &Temporality::ALL,
+            Temporality::as_str,
+            warnings,
+        ),
         aggregation: variables.preference(
             "DEFAULT_HISTOGRAM_AGGREGATION",
             &Aggregation::ALL,
@@ -260,12 +289,15 @@ fn settings<V: Fn(&str) -> Option<String>>(
     })
 }
 
-/// Parses `KEY=VALUE,KEY=VALUE` with percent-encoded values, the format of OpenTelemetry's variables.
+/// Parses `KEY=VALUE,KEY=VALUE` with percent-encoded values, the format of OpenTelemetry's
+/// variables.
 fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         // Headers can be secrets, so errors do not contain values.
-        let (key, value) = part.split_once('=').ok_or_else(|| format!("{name} is not of the form KEY=VALUE,..."))?;
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("{name} is not of the form KEY=VALUE,..."))?;
         let decoded = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy();
         pairs.push((key.trim().to_owned(), decoded.into_owned()));
     }
@@ -279,9 +311,14 @@ fn with_scheme(url: &str) -> String {
 
 /// Returns the URL with its port: 443 for `https` if none is given, else `usual_port`.
 fn target(url: &str, usual_port: u16) -> Result<Uri, String> {
-    let wrong = || format!("url is '{url}'; allowed are http://HOST[:PORT][/PATH] and https://HOST[:PORT][/PATH]");
+    let wrong = || {
+        format!(
+            "url is '{url}'; allowed are http://HOST[:PORT][/PATH] and https://HOST[:PORT][/PATH]"
+        )
+    };
     let uri: Uri = url.parse().map_err(|_| wrong())?;
-    let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or_else(wrong)?;
+    let scheme =
+        uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or_else(wrong)?;
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
     let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     if authority.contains('@') {
@@ -290,7 +327,9 @@ fn target(url: &str, usual_port: u16) -> Result<Uri, String> {
     let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     // `uri.port()` ignores an invalid port, and the default port would be used without an error.
     let port = match authority.rsplit_once(':') {
-        Some((_, port)) if !port.ends_with(']') => port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
+        Some((_, port)) if !port.ends_with(']') => {
+            port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?
+        }
         _ if scheme == "https" => 443,
         _ => usual_port,
     };
@@ -303,7 +342,9 @@ mod tests {
     use super::*;
 
     fn read(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<Push, String> {
-        push(flag, |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        push(flag, |name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
     }
 
     fn settings_of(flag: Option<&str>, variables: &[(&str, &str)]) -> Settings {
@@ -314,12 +355,19 @@ mod tests {
 
     #[test]
     fn an_endpoint_or_the_exporter_switches_the_push_on() {
-        let target = |flag, variables: &[_]| settings_of(flag, variables).endpoint.target.to_string();
+        let target =
+            |flag, variables: &[_]| settings_of(flag, variables).endpoint.target.to_string();
         assert_eq!(read(None, &[]), Ok(Push::default()));
         assert_eq!(read(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), Ok(Push::default()));
         assert_eq!(target(None, &[ENDPOINT]), "http://c:1/base/v1/metrics");
-        assert_eq!(target(None, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://m:2")]), "http://m:2/");
-        assert_eq!(target(None, &[("OTEL_METRICS_EXPORTER", "otlp")]), "http://localhost:4318/v1/metrics");
+        assert_eq!(
+            target(None, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://m:2")]),
+            "http://m:2/"
+        );
+        assert_eq!(
+            target(None, &[("OTEL_METRICS_EXPORTER", "otlp")]),
+            "http://localhost:4318/v1/metrics"
+        );
         assert_eq!(target(Some("collector"), &[ENDPOINT]), "http://collector:4318/v1/metrics");
         assert_eq!(target(Some("https://collector/otlp"), &[]), "https://collector:443/otlp");
         assert_eq!(target(Some("http://[::1]:9/x"), &[]), "http://[::1]:9/x");
@@ -330,9 +378,11 @@ mod tests {
 
     #[test]
     fn variables_switch_the_push_off() {
-        for off in
-            [("OTEL_SDK_DISABLED", "True"), ("OTEL_METRICS_EXPORTER", "none"), ("OTEL_METRICS_EXPORTER", "prometheus")]
-        {
+        for off in [
+            ("OTEL_SDK_DISABLED", "True"),
+            ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_METRICS_EXPORTER", "prometheus"),
+        ] {
             assert_eq!(read(None, &[ENDPOINT, off]), Ok(Push::default()), "{off:?}");
             let Push { settings, warnings } = read(Some("http://c"), &[off]).unwrap();
             assert!(settings.is_none() && warnings[0].contains(off.0), "{warnings:?}");
@@ -356,7 +406,10 @@ mod tests {
                 ("OTEL_METRIC_EXPORT_INTERVAL", "250"),
                 ("OTEL_METRIC_EXPORT_TIMEOUT", "0"),
                 ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "LowMemory"),
-                ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "BASE2_exponential_bucket_histogram"),
+                (
+                    "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
+                    "BASE2_exponential_bucket_histogram",
+                ),
                 ("OTEL_RESOURCE_ATTRIBUTES", "service.name=x,zone=y"),
                 ("OTEL_SERVICE_NAME", "named"),
             ],
@@ -366,16 +419,29 @@ mod tests {
         assert!(settings.endpoint.gzip && !settings.endpoint.grpc);
         assert_eq!(settings.endpoint.timeout, Duration::from_millis(1500));
         let identity = Some(("client.pem".into(), "key.pem".into()));
-        assert_eq!(settings.endpoint.tls, ClientTls { authorities: Some("ca.pem".into()), identity });
-        assert_eq!((settings.interval, settings.limit), (Duration::from_millis(250), Duration::from_secs(30)));
-        assert_eq!((settings.temporality, settings.aggregation), (Temporality::LowMemory, Aggregation::Exponential));
+        assert_eq!(
+            settings.endpoint.tls,
+            ClientTls { authorities: Some("ca.pem".into()), identity }
+        );
+        assert_eq!(
+            (settings.interval, settings.limit),
+            (Duration::from_millis(250), Duration::from_secs(30))
+        );
+        assert_eq!(
+            (settings.temporality, settings.aggregation),
+            (Temporality::LowMemory, Aggregation::Exponential)
+        );
         assert_eq!(settings.resource, [pair("zone", "y"), pair("service.name", "named")]);
     }
 
     #[test]
     fn invalid_values_are_errors_with_the_flag_and_warnings_without() {
         for (name, value, expected) in [
-            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "protocol is 'http/json'; allowed are http/protobuf, grpc"),
+            (
+                "OTEL_EXPORTER_OTLP_PROTOCOL",
+                "http/json",
+                "protocol is 'http/json'; allowed are http/protobuf, grpc",
+            ),
             ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd", "compression is 'zstd'"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "1m", "'1m' is not a time in whole milliseconds"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "secret", "is not of the form KEY=VALUE"),
@@ -385,9 +451,13 @@ mod tests {
             assert!(wrong.contains(expected) && wrong.contains(name), "{wrong}");
             assert!(!wrong.contains("secret"));
             let Push { settings, warnings } = read(None, &[ENDPOINT, (name, value)]).unwrap();
-            assert!(settings.is_none() && warnings == [format!("metrics are not pushed: {wrong}")], "{warnings:?}");
+            assert!(
+                settings.is_none() && warnings == [format!("metrics are not pushed: {wrong}")],
+                "{warnings:?}"
+            );
         }
-        for (flag, expected) in [("ftp://c", "allowed are http://HOST"), ("http://a:b@c", "OTEL_EXPORTER_OTLP_HEADERS")]
+        for (flag, expected) in
+            [("ftp://c", "allowed are http://HOST"), ("http://a:b@c", "OTEL_EXPORTER_OTLP_HEADERS")]
         {
             assert!(read(Some(flag), &[]).unwrap_err().contains(expected), "{flag}");
         }
@@ -397,11 +467,16 @@ mod tests {
     fn unknown_preferences_are_ignored() {
         let temporality = ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "weekly");
         let aggregation = ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "sum");
-        let Push { settings, warnings } = read(None, &[ENDPOINT, temporality, aggregation]).unwrap();
+        let Push { settings, warnings } =
+            read(None, &[ENDPOINT, temporality, aggregation]).unwrap();
         let settings = settings.unwrap();
-        assert_eq!((settings.temporality, settings.aggregation), (Temporality::Cumulative, Aggregation::Explicit));
+        assert_eq!(
+            (settings.temporality, settings.aggregation),
+            (Temporality::Cumulative, Aggregation::Explicit)
+        );
         assert!(
-            warnings[0].ends_with("\"weekly\" is ignored: allowed are cumulative, delta, lowmemory"),
+            warnings[0]
+                .ends_with("\"weekly\" is ignored: allowed are cumulative, delta, lowmemory"),
             "{warnings:?}"
         );
         let allowed = "allowed are explicit_bucket_histogram, base2_exponential_bucket_histogram";

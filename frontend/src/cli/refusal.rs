@@ -1,4 +1,5 @@
-//! Error messages of invalid command lines: they name the flag, the value, its source and the allowed values.
+//! Error messages of invalid command lines: they name the flag, the value, its source and the
+//! allowed values.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -27,7 +28,9 @@ impl Origins {
         let is_named = |flag: &str| {
             first.match_indices("--").any(|(at, _)| {
                 let rest = first[at + 2..].strip_prefix(flag);
-                rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-'))
+                rest.is_some_and(|rest| {
+                    !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-')
+                })
             })
         };
         let named = self.0.iter().filter(|(flag, _)| is_named(flag));
@@ -39,8 +42,8 @@ impl Origins {
     }
 }
 
-/// Replaces the text of an error of clap where a more specific text exists. Errors of commands keep clap's text, with the usage of the
-/// command.
+/// Replaces the text of an error of clap where a more specific text exists. Errors of commands keep
+/// clap's text, with the usage of the command.
 pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> Error {
     let of_command = command_of(command, args);
     let text = match error.kind() {
@@ -48,9 +51,12 @@ pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> E
             context(&error, ContextKind::InvalidArg).map(|name| unknown(&name, command))
         }
         ErrorKind::InvalidSubcommand if of_command.is_none() => {
-            context(&error, ContextKind::InvalidSubcommand).map(|name| unknown_command(&name, command))
+            context(&error, ContextKind::InvalidSubcommand)
+                .map(|name| unknown_command(&name, command))
         }
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, command, of_command, args),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
+            bad_value(&error, command, of_command, args)
+        }
         _ => None,
     };
     match text {
@@ -71,7 +77,12 @@ fn command_of<'a>(command: &'a Command, args: &[OsString]) -> Option<&'a Command
     found
 }
 
-fn bad_value(error: &Error, command: &Command, inner: Option<&Command>, args: &[OsString]) -> Option<String> {
+fn bad_value(
+    error: &Error,
+    command: &Command,
+    inner: Option<&Command>,
+    args: &[OsString],
+) -> Option<String> {
     let shown = context(error, ContextKind::InvalidArg)?;
     let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
     if inner.is_some_and(|inner| inner.get_arguments().any(|arg| arg.get_long() == Some(flag))) {
@@ -89,7 +100,10 @@ fn bad_value(error: &Error, command: &Command, inner: Option<&Command>, args: &[
             format!("allowed are {}", allowed.join(", "))
         }
         _ if value.is_empty() => {
-            let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str());
+            let name = arg
+                .get_value_names()
+                .and_then(|names| names.first())
+                .map_or("VALUE", |name| name.as_str());
             return Some(format!("--{flag} needs a value: --{flag}={name}"));
         }
         _ => return None,
@@ -97,8 +111,9 @@ fn bad_value(error: &Error, command: &Command, inner: Option<&Command>, args: &[
     Some(format!("invalid --{flag} \"{value}\": {allowed}{from}"))
 }
 
-/// Returns whether the command line contains the flag, under any of its names or, as with the program name `tritonserver`, as a
-/// prefix of one. Other programs refuse a prefix before they check values.
+/// Returns whether the command line contains the flag, under any of its names or, as with the
+/// program name `tritonserver`, as a prefix of one. Other programs refuse a prefix before they
+/// check values.
 fn is_on(args: &[OsString], arg: &Arg, command: &Command) -> bool {
     args.iter().filter_map(|given| given.to_str()?.strip_prefix("--")).any(|given| {
         let given = given.split('=').next().unwrap_or(given);
@@ -131,8 +146,12 @@ fn context(error: &Error, kind: ContextKind) -> Option<String> {
 fn unknown(given: &str, command: &Command) -> String {
     let Some(name) = given.strip_prefix("--").filter(|name| !name.is_empty()) else {
         return match given.starts_with('-') {
-            true => format!("unknown flag {given}; flags have the form --flag=VALUE, and --help lists them"),
-            false => format!("unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE"),
+            true => format!(
+                "unknown flag {given}; flags have the form --flag=VALUE, and --help lists them"
+            ),
+            false => format!(
+                "unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE"
+            ),
         };
     };
     let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
@@ -156,7 +175,8 @@ fn unknown_command(given: &str, command: &Command) -> String {
     }
 }
 
-/// Returns the name that was probably meant: one with at most two wrong characters, else the only one that begins like it.
+/// Returns the name that was probably meant: one with at most two wrong characters, else the only
+/// one that begins like it.
 pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let nearest = known.iter().map(|known| (distance(name, known), *known)).min();
     let near = nearest.filter(|(distance, known)| *distance <= 2 && *distance * 4 <= known.len());
@@ -165,7 +185,8 @@ pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     near.map(|(_, one)| one).or(only)
 }
 
-/// Returns the number of characters to insert, remove, replace or swap with a neighbor (optimal string alignment distance).
+/// Returns the number of characters to insert, remove, replace or swap with a neighbor (optimal
+/// string alignment distance).
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.chars().collect();
     let other: Vec<char> = other.chars().collect();

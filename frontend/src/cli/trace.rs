@@ -1,4 +1,5 @@
-//! The flags of tracing: Triton's forms, its deprecated flags, and OpenTelemetry's environment variables.
+//! The flags of tracing: Triton's forms, its deprecated flags, and OpenTelemetry's environment
+//! variables.
 
 use std::path::PathBuf;
 
@@ -15,27 +16,48 @@ use super::otlp::Variables;
 /// The options of tracing.
 #[derive(Clone, Debug, Args)]
 pub struct TraceOptions {
-    /// Trace setting; may be repeated, or given as a list separated by ';'. General: mode=triton|opentelemetry,
-    /// level=OFF|TIMESTAMPS|TENSORS (may be repeated), rate=N (trace one of N requests; 0: only requests whose caller is
-    /// traced), count=N (-1: no limit). Trace files: triton,file=FILE; triton,log-frequency=N (traces per file; 0: all in one).
-    /// Collector: opentelemetry,url=URL; opentelemetry,protocol=http/protobuf|grpc; opentelemetry,resource=KEY=VALUE (may be
-    /// repeated); opentelemetry,bsp_max_queue_size|bsp_schedule_delay|bsp_max_export_batch_size=N
-    #[arg(id = "trace-config", long = "trace-config", value_name = "SETTING", env = "PHAROS_TRACE_CONFIG", value_parser = config, value_delimiter = ';', help_heading = TRACE)]
+    /// Trace setting; may be repeated, or given as a list separated by ';'. General:
+    /// mode=triton|opentelemetry, level=OFF|TIMESTAMPS|TENSORS (may be repeated), rate=N (trace
+    /// one of N requests; 0: only requests whose caller is traced), count=N (-1: no limit). Trace
+    /// files: triton,file=FILE; triton,log-frequency=N (traces per file; 0: all in one).
+    /// Collector: opentelemetry,url=URL; opentelemetry,protocol=http/protobuf|grpc;
+    /// opentelemetry,resource=KEY=VALUE (may be repeated);
+    /// opentelemetry,bsp_max_queue_size|bsp_schedule_delay|bsp_max_export_batch_size=N
+    #[arg(
+        id = "trace-config", long = "trace-config", value_name = "SETTING",
+        env = "PHAROS_TRACE_CONFIG", value_parser = config, value_delimiter = ';',
+        help_heading = TRACE
+    )]
     pub configs: Vec<TraceConfig>,
     /// Deprecated: use --trace-config triton,file=FILE
-    #[arg(id = "trace-file", long = "trace-file", value_name = "FILE", env = "PHAROS_TRACE_FILE", help_heading = TRACE)]
+    #[arg(
+        id = "trace-file", long = "trace-file", value_name = "FILE", env = "PHAROS_TRACE_FILE",
+        help_heading = TRACE
+    )]
     pub file: Option<PathBuf>,
     /// Deprecated: use --trace-config level=LEVEL; may be repeated
-    #[arg(id = "trace-level", long = "trace-level", value_name = "LEVEL", env = "PHAROS_TRACE_LEVEL", value_delimiter = ',', help_heading = TRACE)]
+    #[arg(
+        id = "trace-level", long = "trace-level", value_name = "LEVEL", env = "PHAROS_TRACE_LEVEL",
+        value_delimiter = ',', help_heading = TRACE
+    )]
     pub level: Vec<String>,
     /// Deprecated: use --trace-config rate=N
-    #[arg(id = "trace-rate", long = "trace-rate", value_name = "N", env = "PHAROS_TRACE_RATE", help_heading = TRACE)]
+    #[arg(
+        id = "trace-rate", long = "trace-rate", value_name = "N", env = "PHAROS_TRACE_RATE",
+        help_heading = TRACE
+    )]
     pub rate: Option<String>,
     /// Deprecated: use --trace-config count=N
-    #[arg(id = "trace-count", long = "trace-count", value_name = "N", allow_negative_numbers = true, env = "PHAROS_TRACE_COUNT", help_heading = TRACE)]
+    #[arg(
+        id = "trace-count", long = "trace-count", value_name = "N", allow_negative_numbers = true,
+        env = "PHAROS_TRACE_COUNT", help_heading = TRACE
+    )]
     pub count: Option<String>,
     /// Deprecated: use --trace-config triton,log-frequency=N
-    #[arg(id = "trace-log-frequency", long = "trace-log-frequency", value_name = "N", env = "PHAROS_TRACE_LOG_FREQUENCY", help_heading = TRACE)]
+    #[arg(
+        id = "trace-log-frequency", long = "trace-log-frequency", value_name = "N",
+        env = "PHAROS_TRACE_LOG_FREQUENCY", help_heading = TRACE
+    )]
     pub log_frequency: Option<String>,
 }
 
@@ -54,7 +76,8 @@ impl TraceConfig {
     }
 }
 
-/// Parses one `--trace-config`. The text before the first comma is a mode, unless it contains a `=`.
+/// Parses one `--trace-config`. The text before the first comma is a mode, unless it contains a
+/// `=`.
 fn config(text: &str) -> Result<TraceConfig, String> {
     let form = "the form is MODE,SETTING=VALUE or SETTING=VALUE, with MODE triton or opentelemetry";
     let (mode, setting) = match text.split_once(',').filter(|(before, _)| !before.contains('=')) {
@@ -65,34 +88,55 @@ fn config(text: &str) -> Result<TraceConfig, String> {
             (Some(mode), setting)
         }
     };
-    let (key, value) =
-        setting.split_once('=').ok_or_else(|| format!("'{setting}' is not of the form SETTING=VALUE; {form}"))?;
+    let (key, value) = setting
+        .split_once('=')
+        .ok_or_else(|| format!("'{setting}' is not of the form SETTING=VALUE; {form}"))?;
     let known: &[&str] = match mode {
         None => &["mode", "level", "rate", "count"],
         Some(Mode::Triton) => &["file", "log-frequency"],
-        Some(Mode::OpenTelemetry) => {
-            &["url", "protocol", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"]
-        }
+        Some(Mode::OpenTelemetry) => &[
+            "url",
+            "protocol",
+            "resource",
+            "bsp_max_queue_size",
+            "bsp_schedule_delay",
+            "bsp_max_export_batch_size",
+        ],
     };
     if !known.contains(&key) {
-        let of = mode.map_or_else(|| "traces in general".to_owned(), |mode| format!("the trace mode {}", mode.name()));
-        return Err(format!("unknown setting '{key}' of {of}; allowed are {}; {form}", known.join(", ")));
+        let of = mode.map_or_else(
+            || "traces in general".to_owned(),
+            |mode| format!("the trace mode {}", mode.name()),
+        );
+        return Err(format!(
+            "unknown setting '{key}' of {of}; allowed are {}; {form}",
+            known.join(", ")
+        ));
     }
     Ok(TraceConfig { mode, key: key.to_owned(), value: value.to_owned() })
 }
 
-/// Combines all options and environment variables of tracing. `variable` looks up an environment variable.
+/// Combines all options and environment variables of tracing. `variable` looks up an environment
+/// variable.
 ///
 /// # Errors
 /// A value is not allowed.
-pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<String>) -> Result<Tracing, String> {
+pub(super) fn tracing(
+    options: &TraceOptions,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Tracing, String> {
     let given = Given(&options.configs);
     let file = options.file.as_ref().map(|file| file.to_string_lossy().into_owned());
     let mut pairs = [
         (Some(Mode::Triton), "file", file, "--trace-file"),
         (None, "rate", options.rate.clone(), "--trace-rate"),
         (None, "count", options.count.clone(), "--trace-count"),
-        (Some(Mode::Triton), "log-frequency", options.log_frequency.clone(), "--trace-log-frequency"),
+        (
+            Some(Mode::Triton),
+            "log-frequency",
+            options.log_frequency.clone(),
+            "--trace-log-frequency",
+        ),
     ];
     let mut overridden = Vec::new();
     for (mode, key, value, flag) in &mut pairs {
@@ -117,11 +161,17 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
         levels: levels_of(if new_levels.is_empty() { &old_levels } else { &new_levels })?,
         rate: rate.map_or(Ok(defaults.rate), |text| number("rate", &text))?,
         count: count.map_or(Ok(defaults.count), |text| count_of(&text))?,
-        log_frequency: frequency.map_or(Ok(defaults.log_frequency), |text| number("log-frequency", &text))?,
+        log_frequency: frequency
+            .map_or(Ok(defaults.log_frequency), |text| number("log-frequency", &text))?,
     };
     let mode = mode?;
-    let collector = if mode == Mode::OpenTelemetry { collector(&given, variable)? } else { Collector::default() };
-    let of_other_mode = options.configs.iter().filter(|config| config.mode.is_some_and(|of| of != mode));
+    let collector = if mode == Mode::OpenTelemetry {
+        collector(&given, variable)?
+    } else {
+        Collector::default()
+    };
+    let of_other_mode =
+        options.configs.iter().filter(|config| config.mode.is_some_and(|of| of != mode));
     Ok(Tracing {
         mode,
         values,
@@ -165,8 +215,12 @@ impl Given<'_> {
     }
 }
 
-/// Returns the settings of the collector: from options, else from OpenTelemetry's variables, else the defaults.
-fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Collector, String> {
+/// Returns the settings of the collector: from options, else from OpenTelemetry's variables, else
+/// the defaults.
+fn collector(
+    given: &Given<'_>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Collector, String> {
     let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
     let variables = Variables::new(Signal::Traces, variable);
     let size = |key: &str, name: &str, usual: u32| {
@@ -176,7 +230,9 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
             (None, None) => return Ok(usual),
         };
         let number = text.trim().parse().ok().filter(|size| *size > 0);
-        number.ok_or_else(|| format!("{key} is '{text}'; allowed are whole numbers from 1 to {}{source}", u32::MAX))
+        number.ok_or_else(|| {
+            format!("{key} is '{text}'; allowed are whole numbers from 1 to {}{source}", u32::MAX)
+        })
     };
     let resources: Vec<&str> = given.all(Some(Mode::OpenTelemetry), "resource").collect();
     Ok(Collector {
@@ -185,7 +241,11 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
         given_resource: resources.join(","),
         max_queue_size: size("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048)?,
         schedule_delay_ms: size("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", 5000)?,
-        max_export_batch_size: size("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)?,
+        max_export_batch_size: size(
+            "bsp_max_export_batch_size",
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+            512,
+        )?,
     })
 }
 
@@ -230,7 +290,9 @@ mod tests {
     fn read_with(args: &[&str], variables: &[(&str, &str)]) -> Result<Tracing, String> {
         let args = std::iter::once("pharos").chain(args.iter().copied());
         let alone = Alone::try_parse_from(args).map_err(|error| error.to_string())?;
-        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned())
+        };
         tracing(&alone.trace, variable)
     }
 
@@ -241,40 +303,65 @@ mod tests {
 
     #[test]
     fn accepts_tritons_forms() {
-        let forms = ["triton,file=/a,b=c", "level=TIMESTAMPS", "level=TENSORS", "rate=5", "count=-1"];
-        let Tracing { mode, values, file, .. } = read(&[&forms[..], &["triton,log-frequency=9"]].concat()).unwrap();
+        let forms =
+            ["triton,file=/a,b=c", "level=TIMESTAMPS", "level=TENSORS", "rate=5", "count=-1"];
+        let Tracing { mode, values, file, .. } =
+            read(&[&forms[..], &["triton,log-frequency=9"]].concat()).unwrap();
         let levels = Levels { timestamps: true, tensors: true };
         assert_eq!((mode, file), (Mode::Triton, PathBuf::from("/a,b=c")));
         assert_eq!(values, Values { levels, rate: 5, count: -1, log_frequency: 9 });
         assert_eq!(read(&[]).unwrap().values, Values::default());
-        let old = ["--trace-file=f", "--trace-level=TIMESTAMPS", "--trace-rate=3", "--trace-count=-1"];
-        let old = read_with(&[&old[..], &["--trace-log-frequency=2", "--trace-config=rate=4"]].concat(), &[]).unwrap();
-        assert_eq!((old.values.rate, old.values.log_frequency, old.file), (4, 2, PathBuf::from("f")));
+        let old =
+            ["--trace-file=f", "--trace-level=TIMESTAMPS", "--trace-rate=3", "--trace-count=-1"];
+        let old = read_with(
+            &[&old[..], &["--trace-log-frequency=2", "--trace-config=rate=4"]].concat(),
+            &[],
+        )
+        .unwrap();
+        assert_eq!(
+            (old.values.rate, old.values.log_frequency, old.file),
+            (4, 2, PathBuf::from("f"))
+        );
         assert_eq!(old.overridden, ["--trace-rate"]);
-        let other = read(&["triton,file=f", "rate=1", "opentelemetry,url=http://h"]).unwrap().of_other_mode;
+        let other =
+            read(&["triton,file=f", "rate=1", "opentelemetry,url=http://h"]).unwrap().of_other_mode;
         assert_eq!(other, ["opentelemetry,url"]);
     }
 
     #[test]
     fn reads_the_collector_from_options_or_variables() {
-        let options = ["mode=opentelemetry", "opentelemetry,url=http://h:1/x?y", "opentelemetry,resource=a=b=c"];
-        let more = ["opentelemetry,resource=service.name=n", "opentelemetry,bsp_schedule_delay=500"];
+        let options = [
+            "mode=opentelemetry",
+            "opentelemetry,url=http://h:1/x?y",
+            "opentelemetry,resource=a=b=c",
+        ];
+        let more =
+            ["opentelemetry,resource=service.name=n", "opentelemetry,bsp_schedule_delay=500"];
         let collector = read(&[&options[..], &more].concat()).unwrap().collector;
         assert_eq!(collector.endpoint.target.to_string(), "http://h:1/x?y");
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         assert_eq!(collector.resource, [pair("a", "b=c"), pair("service.name", "n")]);
-        assert_eq!((collector.given_resource.as_str(), collector.schedule_delay_ms), ("a=b=c,service.name=n", 500));
-        let of = |variables: &[(&str, &str)]| read_with(&["--trace-config=mode=opentelemetry"], variables);
+        assert_eq!(
+            (collector.given_resource.as_str(), collector.schedule_delay_ms),
+            ("a=b=c,service.name=n", 500)
+        );
+        let of = |variables: &[(&str, &str)]| {
+            read_with(&["--trace-config=mode=opentelemetry"], variables)
+        };
         assert_eq!(of(&[]).unwrap().collector, Collector::default());
-        let bare = read(&["mode=opentelemetry", "opentelemetry,url=h:1/v1/traces"]).unwrap().collector;
-        assert_eq!((bare.endpoint.url.as_str(), bare.endpoint.grpc), ("http://h:1/v1/traces", false));
+        let bare =
+            read(&["mode=opentelemetry", "opentelemetry,url=h:1/v1/traces"]).unwrap().collector;
+        assert_eq!(
+            (bare.endpoint.url.as_str(), bare.endpoint.grpc),
+            ("http://h:1/v1/traces", false)
+        );
         let encrypted = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h")]).unwrap().collector;
         assert_eq!(encrypted.endpoint.target.to_string(), "https://h:443/v1/traces");
         let wrong = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h")]).unwrap_err();
         assert!(wrong.ends_with("(from OTEL_EXPORTER_OTLP_ENDPOINT)"), "{wrong}");
         let wrong = of(&[("OTEL_BSP_SCHEDULE_DELAY", "5s")]).unwrap_err();
-        let expected =
-            "bsp_schedule_delay is '5s'; allowed are whole numbers from 1 to 4294967295 (from OTEL_BSP_SCHEDULE_DELAY)";
+        let expected = "bsp_schedule_delay is '5s'; allowed are whole numbers from 1 to \
+                        4294967295 (from OTEL_BSP_SCHEDULE_DELAY)";
         assert_eq!(wrong, expected);
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:9/base/"),
@@ -287,7 +374,10 @@ mod tests {
         let collector = of(&variables).unwrap().collector;
         assert_eq!(collector.endpoint.target.to_string(), "http://[::1]:9/base/v1/traces");
         assert_eq!(collector.endpoint.headers, [pair("k", "v w"), pair("l", "m")]);
-        assert_eq!((collector.endpoint.timeout, collector.max_queue_size), (Duration::from_millis(1500), 7));
+        assert_eq!(
+            (collector.endpoint.timeout, collector.max_queue_size),
+            (Duration::from_millis(1500), 7)
+        );
         assert_eq!(collector.resource, [pair("zone", "y"), pair("service.name", "named")]);
         let grpc = of(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).unwrap().collector.endpoint;
         assert_eq!((grpc.grpc, grpc.url.as_str()), (true, "http://localhost:4317"));
@@ -299,7 +389,11 @@ mod tests {
         for (args, expected) in [
             (&["zipkin,url=x"][..], "no trace mode 'zipkin'"),
             (&["rate"], "'rate' is not of the form SETTING=VALUE"),
-            (&["speed=3"], "unknown setting 'speed' of traces in general; allowed are mode, level, rate, count"),
+            (
+                &["speed=3"],
+                "unknown setting 'speed' of traces in general; allowed are mode, level, rate, \
+                 count",
+            ),
             (&["triton,rate=3"], "allowed are file, log-frequency"),
             (&["opentelemetry,uri=x"], "allowed are url, protocol"),
             (&["mode=zipkin"], "mode is 'zipkin'; allowed are triton, opentelemetry"),

@@ -1,5 +1,6 @@
-//! Each flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a Triton server) is accepted in all its
-//! forms, and either changes the options or is reported as a flag without effect.
+//! Each flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from
+//! a Triton server) is accepted in all its forms, and either changes the options or is reported as
+//! a flag without effect.
 
 use super::Options;
 
@@ -62,8 +63,17 @@ fn value(flag: &str, form: &str) -> &'static str {
 }
 
 fn is_on_by_default(flag: &str) -> bool {
-    let on = ["log-info", "log-warning", "log-error", "exit-on-error", "strict-readiness", "allow-http", "allow-grpc"];
-    on.contains(&flag) || ["allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics"].contains(&flag)
+    let on = [
+        "log-info",
+        "log-warning",
+        "log-error",
+        "exit-on-error",
+        "strict-readiness",
+        "allow-http",
+        "allow-grpc",
+    ];
+    on.contains(&flag)
+        || ["allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics"].contains(&flag)
 }
 
 /// Returns the flags that a flag requires, as in Triton.
@@ -76,7 +86,8 @@ fn beside(flag: &str) -> &'static [&'static str] {
 
 fn parse(flag: &str, given: &[&str]) -> Options {
     let repository = "--model-repository=models";
-    let args: Vec<&str> = ["tritonserver", repository].iter().chain(beside(flag)).chain(given).copied().collect();
+    let args: Vec<&str> =
+        ["tritonserver", repository].iter().chain(beside(flag)).chain(given).copied().collect();
     Options::from_args(args).unwrap_or_else(|error| panic!("{given:?}: {error}"))
 }
 
@@ -106,14 +117,19 @@ fn accepts_every_flag_of_triton_in_all_forms() {
             assert_ne!(shown(&options), shown(&default), "{given:?} changes nothing");
             let named: Vec<String> = options.without_effect();
             if let [line] = named.as_slice() {
-                let why = line.strip_prefix(&format!("--{flag} has no effect: ")).unwrap_or_default();
+                let why =
+                    line.strip_prefix(&format!("--{flag} has no effect: ")).unwrap_or_default();
                 assert!(!why.is_empty(), "{given:?}: {line}");
                 ineffective.push(flag);
             }
         }
         if form == "boolean" {
             let alone = parse(flag, &[&format!("--{flag}")]);
-            assert_eq!(shown(&alone), shown(&parse(flag, &[&format!("--{flag}=true")])), "--{flag}");
+            assert_eq!(
+                shown(&alone),
+                shown(&parse(flag, &[&format!("--{flag}=true")])),
+                "--{flag}"
+            );
         }
     }
     ineffective.sort_unstable();
@@ -125,8 +141,12 @@ fn accepts_every_flag_of_triton_in_all_forms() {
 fn tritonserver_has_tritons_defaults() {
     for args in [&["/usr/bin/tritonserver"][..], &["pharos", "tritonserver"]] {
         // getopt_long accepts unambiguous prefixes.
-        let options = Options::from_args(args.iter().chain(&["--model-st=m", "--sagemaker-p=9"])).unwrap();
-        assert_eq!((options.metrics.port, options.http.port, options.grpc.port), (8002, 8000, 8001));
+        let options =
+            Options::from_args(args.iter().chain(&["--model-st=m", "--sagemaker-p=9"])).unwrap();
+        assert_eq!(
+            (options.metrics.port, options.http.port, options.grpc.port),
+            (8002, 8000, 8001)
+        );
         assert_eq!(options.grpc_clients.keepalive_time.as_secs(), 7200);
         assert_eq!(options.sagemaker.port, 9);
     }
@@ -138,12 +158,18 @@ fn tritonserver_has_tritons_defaults() {
 fn warns_about_deprecated_flags_and_settings_without_effect() {
     let warnings = |given: &[&str]| parse("", given).warnings().join("\n");
     let strict = parse("", &["--strict-model-config=true"]);
-    assert!(!strict.models.auto_complete() && strict.warnings()[0].starts_with("--strict-model-config is deprecated"));
+    assert!(
+        !strict.models.auto_complete()
+            && strict.warnings()[0].starts_with("--strict-model-config is deprecated")
+    );
     assert!(parse("", &["--strict-model-config=false"]).models.auto_complete());
     let both = ["--strict-model-config=false", "--disable-auto-complete-config"];
     assert!(!parse("", &both).models.auto_complete());
     assert!(warnings(&both).contains("is overridden by --disable-auto-complete-config"));
-    assert!(warnings(&["--response-cache-byte-size=9000000"]).contains("use --cache-config=local,size=BYTES"));
+    assert!(
+        warnings(&["--response-cache-byte-size=9000000"])
+            .contains("use --cache-config=local,size=BYTES")
+    );
     for (setting, why) in [
         ("python,shm-default-byte-size=1", "tensors are in shared memory"),
         ("python,other=1", "known settings of python are stub-timeout-seconds"),
@@ -152,11 +178,15 @@ fn warns_about_deprecated_flags_and_settings_without_effect() {
         ("version=2", "the known setting is default-max-batch-size"),
     ] {
         let text = warnings(&[&format!("--backend-config={setting}")]);
-        let expected = format!("--backend-config={} has no effect: ", setting.split('=').next().unwrap());
+        let expected =
+            format!("--backend-config={} has no effect: ", setting.split('=').next().unwrap());
         assert!(text.starts_with(&expected) && text.contains(why), "{text}");
     }
     assert_eq!(
-        warnings(&["--backend-config=python,stub-timeout-seconds=9", "--backend-config=default-max-batch-size=2"]),
+        warnings(&[
+            "--backend-config=python,stub-timeout-seconds=9",
+            "--backend-config=default-max-batch-size=2"
+        ]),
         ""
     );
 }

@@ -1,4 +1,5 @@
-//! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
+//! `pharos health`: asks a running server whether it is ready, for health checks in containers
+//! without a shell.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -16,9 +17,10 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// The number of bytes that are read of the response.
 const LONGEST: u64 = 4096;
 
-/// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
-/// server's certificate must have `server_name`, or else the host's name. Without an address, the command asks the listener which the
-/// options of this process define: in a container, this process has the variables of the server.
+/// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS
+/// with these certificates. The server's certificate must have `server_name`, or else the host's
+/// name. Without an address, the command asks the listener which the options of this process
+/// define: in a container, this process has the variables of the server.
 pub(crate) fn run(
     address: Option<&str>,
     listener: &Http,
@@ -44,19 +46,27 @@ fn reached_at(mut listener: SocketAddr) -> SocketAddr {
 }
 
 /// Returns the reason if the server is not ready.
-fn ready(address: &str, server_name: Option<&str>, certificates: &Certificates) -> Result<(), String> {
+fn ready(
+    address: &str,
+    server_name: Option<&str>,
+    certificates: &Certificates,
+) -> Result<(), String> {
     let target = Target::parse(address, server_name);
     let files = certificates.clone().files();
     let tls = match target.is_secure {
         true => Some(BlockingTls::new(&files, target.name)?),
         false if server_name.is_some() || files != ClientTls::default() => {
-            return Err(format!("the flags for certificates need https:// before the address: https://{address}"));
+            return Err(format!(
+                "the flags for certificates need https:// before the address: https://{address}"
+            ));
         }
         false => None,
     };
     match status(&target, tls.as_ref()) {
         Ok((200, _)) => Ok(()),
-        Ok((status, body)) if body.is_empty() => Err(format!("{address} is not ready: it answered {status}")),
+        Ok((status, body)) if body.is_empty() => {
+            Err(format!("{address} is not ready: it answered {status}"))
+        }
         Ok((status, body)) => Err(format!("{address} is not ready: it answered {status}: {body}")),
         Err(error) => Err(failure(&target, &error)),
     }
@@ -79,7 +89,8 @@ impl<'a> Target<'a> {
             None => (false, text.strip_prefix("http://").unwrap_or(text)),
         };
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-        let without_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let without_brackets =
+            host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         Self { is_secure, address, name: name.unwrap_or(without_brackets) }
     }
 }
@@ -87,7 +98,9 @@ impl<'a> Target<'a> {
 /// Returns the text for a server that cannot be asked.
 fn failure(target: &Target<'_>, error: &io::Error) -> String {
     let address = target.address;
-    let unusable = |rest| format!("'{address}' is not an address of a server: expected [https://]HOST:PORT, {rest}");
+    let unusable = |rest| {
+        format!("'{address}' is not an address of a server: expected [https://]HOST:PORT, {rest}")
+    };
     match error.kind() {
         _ if address.contains('/') => unusable("without a path"),
         io::ErrorKind::InvalidInput => unusable("for example localhost:8000"),
@@ -108,7 +121,8 @@ fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<(u16, St
 
 /// Sends the request over a connection, and returns the status and the body of the response.
 fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<(u16, String)> {
-    let request = format!("GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request =
+        format!("GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let sent = connection.write_all(request.as_bytes()).and_then(|()| connection.flush());
     let mut answer = Vec::new();
     let read = connection.take(LONGEST).read_to_end(&mut answer);
@@ -122,13 +136,16 @@ fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<(u16, Str
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let Some(code) = code else {
         let first = text.lines().next().unwrap_or_default();
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {first:?}")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("not a status of HTTP: {first:?}"),
+        ));
     };
     Ok((code, body.trim().to_owned()))
 }
 
-/// Connects to the first of the addresses of a name that accepts. The name of this machine usually has an IPv6 address too, at which no
-/// server may listen.
+/// Connects to the first of the addresses of a name that accepts. The name of this machine usually
+/// has an IPv6 address too, at which no server may listen.
 fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(io::ErrorKind::NotFound);
     for address in addresses {
@@ -170,7 +187,8 @@ mod tests {
         let server = thread::spawn(move || {
             let (mut connection, _) = listener.accept().unwrap();
             // All of the request is read: closing a connection with unread bytes resets it.
-            let lines = BufReader::new(connection.try_clone().unwrap()).lines().map_while(Result::ok);
+            let lines =
+                BufReader::new(connection.try_clone().unwrap()).lines().map_while(Result::ok);
             let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
             connection.write_all(answer.as_bytes()).unwrap();
             lines.first().cloned()
@@ -183,7 +201,10 @@ mod tests {
     #[test]
     fn reads_the_status() {
         assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Ok((200, String::new())));
-        assert_eq!(read("HTTP/1.1 400 Bad Request\r\n\r\nloading\n"), Ok((400, "loading".to_owned())));
+        assert_eq!(
+            read("HTTP/1.1 400 Bad Request\r\n\r\nloading\n"),
+            Ok((400, "loading".to_owned()))
+        );
     }
 
     #[test]
@@ -192,19 +213,30 @@ mod tests {
         let open = listener.local_addr().unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         assert_eq!(connect([closed, open].into_iter()).unwrap().peer_addr().unwrap(), open);
-        assert_eq!(connect([closed].into_iter()).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            connect([closed].into_iter()).unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
         assert_eq!(connect([].into_iter()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn the_form_of_an_address_is_told() {
         let reason = |address| ready(address, None, &Certificates::default()).unwrap_err();
-        for address in ["localhost", "localhost:x", "localhost:99999", "https://localhost", "http://localhost"] {
+        for address in
+            ["localhost", "localhost:x", "localhost:99999", "https://localhost", "http://localhost"]
+        {
             let text = reason(address);
-            assert!(text.contains("expected [https://]HOST:PORT, for example localhost:8000"), "{text}");
+            assert!(
+                text.contains("expected [https://]HOST:PORT, for example localhost:8000"),
+                "{text}"
+            );
         }
         for address in ["http://127.0.0.1:1/", "127.0.0.1:1/v2", "ftp://127.0.0.1:1"] {
-            assert!(reason(address).contains("expected [https://]HOST:PORT, without a path"), "{address}");
+            assert!(
+                reason(address).contains("expected [https://]HOST:PORT, without a path"),
+                "{address}"
+            );
         }
         assert!(reason("127.0.0.1:1").starts_with("127.0.0.1:1 is not ready: "));
         for (address, name, part) in [
@@ -232,7 +264,10 @@ mod tests {
     #[test]
     fn other_answers_are_errors() {
         for answer in ["", "SSH-2.0\r\n", "HTTP/1.1 2", "HTTP/1.1 xyz\r\n"] {
-            assert!(read(answer).is_err_and(|reason| reason.contains("not a status")), "{answer:?}");
+            assert!(
+                read(answer).is_err_and(|reason| reason.contains("not a status")),
+                "{answer:?}"
+            );
         }
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         assert!(clear(&closed.to_string()).is_err());

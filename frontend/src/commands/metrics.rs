@@ -13,15 +13,27 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
         MetricsCommand::Check { file } => read(Some(file)).map(|catalog| {
             for warning in catalog.warnings() {
-                eprintln!("{}", printable_lines(&format!("{}: warning: {warning}", file.display())));
+                eprintln!(
+                    "{}",
+                    printable_lines(&format!("{}: warning: {warning}", file.display()))
+                );
             }
-            printable_lines(&format!("{}: {}\n", file.display(), listing::summary_of_file(&catalog))).into_owned()
+            printable_lines(&format!(
+                "{}: {}\n",
+                file.display(),
+                listing::summary_of_file(&catalog)
+            ))
+            .into_owned()
         }),
         MetricsCommand::Default => Ok(SHIPPED.to_owned()),
         MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| {
             let listed = listing::list(&catalog, *format);
             // JSON escapes control characters itself.
-            if *format == listing::Form::Json { listed } else { printable_lines(&listed).into_owned() }
+            if *format == listing::Form::Json {
+                listed
+            } else {
+                printable_lines(&listed).into_owned()
+            }
         }),
     };
     print(answer)
@@ -30,11 +42,14 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
 /// Writes a text to standard output, all of it.
 ///
 /// # Errors
-/// The text cannot be written, for example to a full disk. A reader that closes the pipe early, as `head` does, is no error.
+/// The text cannot be written, for example to a full disk. A reader that closes the pipe early, as
+/// `head` does, is no error.
 pub(super) fn write_out(text: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("cannot write to standard output: {error}")),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {error}"))
+        }
         _ => Ok(()),
     }
 }

@@ -33,11 +33,14 @@ fn text(command: &TraceCommand) -> Result<(String, Option<&Path>), String> {
             let models = summary::summarize(traces.iter());
             Ok((if *json { summary::json(&models) } else { summary::table(&models) }, None))
         }
-        TraceCommand::Chrome { files, output } => Ok((chrome::render(read_all(files)?.iter()), output.as_deref())),
+        TraceCommand::Chrome { files, output } => {
+            Ok((chrome::render(read_all(files)?.iter()), output.as_deref()))
+        }
     }
 }
 
-/// Reads the traces of all files. Ids are only unique within one file, so the ids of later files are offset.
+/// Reads the traces of all files. Ids are only unique within one file, so the ids of later files
+/// are offset.
 fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
     let mut all: Vec<Trace> = Vec::new();
     for path in files {
@@ -45,10 +48,19 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
         let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
         let found = read(&bytes).map_err(|error| wrong(&error))?;
         if found.truncated {
-            eprintln!("{}", printable(&wrong(&"the file is cut off; only its complete records are read")));
+            eprintln!(
+                "{}",
+                printable(&wrong(&"the file is cut off; only its complete records are read"))
+            );
         }
         if found.broken > 0 {
-            eprintln!("{}", printable(&wrong(&format!("skipped {} records that are not valid JSON", found.broken))));
+            eprintln!(
+                "{}",
+                printable(&wrong(&format!(
+                    "skipped {} records that are not valid JSON",
+                    found.broken
+                )))
+            );
         }
         let base = all.iter().map(|trace| trace.id).max().unwrap_or(0);
         all.extend(found.traces.into_iter().map(|mut trace| {
@@ -62,7 +74,9 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
 
 fn write(text: &str, output: Option<&Path>) -> Result<(), String> {
     match output {
-        Some(path) => std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())),
+        Some(path) => {
+            std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+        }
         None => write_out(text),
     }
 }

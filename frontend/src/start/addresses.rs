@@ -1,5 +1,5 @@
-//! Checks that no two listeners of this server have addresses that overlap. The system refuses to bind most of these, but with
-//! `SO_REUSEPORT` it distributes the connections among the listeners.
+//! Checks that no two listeners of this server have addresses that overlap. The system refuses to
+//! bind most of these, but with `SO_REUSEPORT` it distributes the connections among the listeners.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -19,7 +19,8 @@ pub(super) fn of_server(options: &Options, platforms: &[Platform]) -> Vec<Named>
         (metrics.allow, "metrics", "--metrics-port", (options.metrics_address(), metrics.port)),
     ];
     let allowed = listeners.into_iter().filter(|(allow, ..)| *allow);
-    let own = allowed.map(|(_, what, flag, address)| (what.to_owned(), flag.to_owned(), address.into()));
+    let own =
+        allowed.map(|(_, what, flag, address)| (what.to_owned(), flag.to_owned(), address.into()));
     let clouds = platforms.iter().map(|platform| {
         let (what, flag, address) = of_cloud(options, platform);
         (what.to_owned(), flag.to_owned(), address)
@@ -28,7 +29,10 @@ pub(super) fn of_server(options: &Options, platforms: &[Platform]) -> Vec<Named>
 }
 
 /// Returns the listener of a cloud platform. It is on all interfaces, as in Triton.
-pub(super) fn of_cloud(options: &Options, platform: &Platform) -> (&'static str, &'static str, SocketAddr) {
+pub(super) fn of_cloud(
+    options: &Options,
+    platform: &Platform,
+) -> (&'static str, &'static str, SocketAddr) {
     let Options { sagemaker, vertex_ai, .. } = options;
     let (what, flag, port) = match platform {
         Platform::SageMaker(_) => ("SageMaker", "--sagemaker-port", sagemaker.port),
@@ -49,17 +53,20 @@ pub(super) fn of_torchserve(options: &Options, settings: &Settings) -> Vec<Named
 pub(super) fn check(listeners: &[Named]) -> Result<(), String> {
     for (index, (what, key, address)) in listeners.iter().enumerate() {
         let others = listeners.iter().take(index);
-        if let Some((other, other_key, at)) = others.into_iter().find(|(_, _, at)| overlap(*at, *address)) {
+        if let Some((other, other_key, at)) =
+            others.into_iter().find(|(_, _, at)| overlap(*at, *address))
+        {
             return Err(format!(
-                "{what} cannot listen on {address} ({key}): {other} listens on {at} ({other_key}). Give each its own port"
+                "{what} cannot listen on {address} ({key}): {other} listens on {at} \
+                 ({other_key}). Give each its own port"
             ));
         }
     }
     Ok(())
 }
 
-/// Returns whether two listeners would have connections to the same address. Port 0 stands for a free port, and the IPv6 address `::`
-/// includes IPv4.
+/// Returns whether two listeners would have connections to the same address. Port 0 stands for a
+/// free port, and the IPv6 address `::` includes IPv4.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let a = one.ip().to_canonical();
     let b = other.ip().to_canonical();
@@ -72,8 +79,11 @@ mod tests {
     use super::*;
 
     fn check_pair(one: &str, other: &str) -> Result<(), String> {
-        let named = |what: &str, at: &str| at.parse().map(|at| (what.to_owned(), format!("--{what}-port"), at));
-        let listeners: Result<Vec<_>, _> = [named("HTTP", one), named("gRPC", other)].into_iter().collect();
+        let named = |what: &str, at: &str| {
+            at.parse().map(|at| (what.to_owned(), format!("--{what}-port"), at))
+        };
+        let listeners: Result<Vec<_>, _> =
+            [named("HTTP", one), named("gRPC", other)].into_iter().collect();
         check(&listeners.map_err(|error: std::net::AddrParseError| error.to_string())?)
     }
 
@@ -103,8 +113,8 @@ mod tests {
         assert_eq!(
             error.as_deref(),
             Some(
-                "gRPC cannot listen on 127.0.0.1:8000 (--gRPC-port): HTTP listens on 0.0.0.0:8000 (--HTTP-port). Give each \
-                 its own port"
+                "gRPC cannot listen on 127.0.0.1:8000 (--gRPC-port): HTTP listens on 0.0.0.0:8000 \
+                 (--HTTP-port). Give each its own port"
             )
         );
     }

@@ -9,15 +9,17 @@ use pharos_http::cloud::{Platform, SageMaker, VertexAi};
 pub(super) struct Clouds {
     sagemaker: Option<SageMaker>,
     vertex_ai: Option<VertexAi>,
-    /// The directories that requests register as models; `None` if models are not loaded by request.
+    /// The directories that requests register as models; `None` if models are not loaded by
+    /// request.
     registered: Option<Registered>,
-    /// Whether TorchServe's endpoints are served in place of the endpoints of Triton and of the platforms.
+    /// Whether TorchServe's endpoints are served in place of the endpoints of Triton and of the
+    /// platforms.
     replaced: bool,
 }
 
 impl Clouds {
-    /// Sets up the platforms that the options enable, from the environment variables of their containers. With TorchServe's
-    /// endpoints, no platform is served.
+    /// Sets up the platforms that the options enable, from the environment variables of their
+    /// containers. With TorchServe's endpoints, no platform is served.
     ///
     /// # Errors
     /// A variable is missing, or has a value that is not allowed.
@@ -29,7 +31,8 @@ impl Clouds {
             }
             allow && !torchserve
         };
-        let sagemaker = has_effect("--allow-sagemaker", options.sagemaker.allow).then(|| SageMaker::new(variable));
+        let sagemaker = has_effect("--allow-sagemaker", options.sagemaker.allow)
+            .then(|| SageMaker::new(variable));
         let explicit = options.models.control_mode.by_request();
         let registered = (sagemaker.is_some() && explicit).then(Registered::default);
         let vertex_ai = has_effect("--allow-vertex-ai", options.vertex_ai.allow)

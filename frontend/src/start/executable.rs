@@ -45,7 +45,11 @@ impl torchserve::Executable for Executable {
 
     fn pip_sandbox(&self, options: &Options, python: &Path) -> Option<torchserve::PipSandbox> {
         let workers = &options.workers;
-        let permissions = launch::installer_permissions(&workers.sandboxes(), workers.worker_user.as_deref(), python)?;
+        let permissions = launch::installer_permissions(
+            &workers.sandboxes(),
+            workers.worker_user.as_deref(),
+            python,
+        )?;
         // Without the worker's executable, the server does not start.
         let worker = super::worker_binary(options).ok()?;
         Some(torchserve::PipSandbox { worker, permissions })

@@ -33,7 +33,8 @@ use pharos_os::file_watch::{self, WatchedFiles};
 use pharos_telemetry::statsd;
 use pharos_torchserve::ServerAccess;
 
-/// Returns the time limit for a scraper to read more of an answer; `write` is the limit of other clients, 0 for none.
+/// Returns the time limit for a scraper to read more of an answer; `write` is the limit of other
+/// clients, 0 for none.
 fn scrape_timeout(write: Duration) -> Duration {
     if write.is_zero() { MAX_SCRAPE_WRITE } else { write.min(MAX_SCRAPE_WRITE) }
 }
@@ -79,7 +80,8 @@ impl Listeners<'_> {
             bound.push(self.metrics()?);
         }
         // A client that gets an answer from one listener can connect to all of them.
-        let mut tasks = bound.into_iter().map(|serve| serve()).collect::<Result<Vec<_>, String>>()?;
+        let mut tasks =
+            bound.into_iter().map(|serve| serve()).collect::<Result<Vec<_>, String>>()?;
         if let Some(address) = &options.metrics.statsd {
             let socket = statsd::bind(address).await?;
             let mut phases = self.phases.clone();
@@ -105,7 +107,11 @@ impl Listeners<'_> {
 
     /// Returns the server for the clients of a listener with these restrictions.
     fn service(&self, guards: &ServerAccess, rules: &Restrictions) -> SharedService {
-        Arc::new(open_loading::with_uploads(self.engine, self.options, open_loading::is_protected(guards, rules)))
+        Arc::new(open_loading::with_uploads(
+            self.engine,
+            self.options,
+            open_loading::is_protected(guards, rules),
+        ))
     }
 
     fn http(&self, guards: &ServerAccess) -> Result<Bound, String> {
@@ -124,7 +130,8 @@ impl Listeners<'_> {
         Ok(Box::new(move || Ok(http::serve(listener, service, settings, connections, phases))))
     }
 
-    /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
+    /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no
+    /// headers.
     fn http_settings(&self, guards: &ServerAccess) -> http::Settings {
         http::Settings {
             max_input_size: self.options.http.max_input_size,
@@ -154,7 +161,8 @@ impl Listeners<'_> {
     fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<Bound, String> {
         let (what, flag, address) = addresses::of_cloud(self.options, &platform);
         let listener = bind(what, flag, address, false)?;
-        let most = self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
+        let most =
+            self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
         let service = self.service(guards, &guards.http);
         let endpoints = http::cloud::Endpoints::new(service, self.http_settings(guards), platform);
@@ -195,7 +203,12 @@ impl Listeners<'_> {
         }))
     }
 
-    fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {
+    fn connections(
+        &self,
+        listener: Listener,
+        tls: Option<Arc<Tls>>,
+        connections: usize,
+    ) -> listener::Settings {
         let timeouts = &self.options.client_timeouts;
         let limits = Limits {
             connections,
@@ -206,14 +219,28 @@ impl Listeners<'_> {
             ..Limits::default()
         };
         // A scrape takes long and must not delay the requests of an event loop.
-        let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { self.event_loops.clone() };
+        let event_loops = if listener == Listener::Metrics {
+            EventLoops::default()
+        } else {
+            self.event_loops.clone()
+        };
         let cache = Some(self.engine.cache().clone());
-        listener::Settings { listener, limits, tls, cache, adds_peer: false, event_loops, shares_port: false }
+        listener::Settings {
+            listener,
+            limits,
+            tls,
+            cache,
+            adds_peer: false,
+            event_loops,
+            shares_port: false,
+        }
     }
 
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.
     fn tls(&self, listener: Listener, options: TlsOptions) -> Result<Option<Arc<Tls>>, String> {
-        let Some(files) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
+        let Some(files) = options.paths(|unused| tracing::warn!("{unused}"))? else {
+            return Ok(None);
+        };
         let tls = Tls::new(files, HttpVersions::of(listener))
             .map(Arc::new)
             .map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
@@ -229,7 +256,11 @@ impl Listeners<'_> {
         Ok(ServerAccess {
             tokens: self.access()?,
             http: restricted(&self.options.http.restricted, "--http-restricted-api", "api")?,
-            grpc: restricted(&self.options.grpc.restricted, "--grpc-restricted-protocol", "protocol")?,
+            grpc: restricted(
+                &self.options.grpc.restricted,
+                "--grpc-restricted-protocol",
+                "protocol",
+            )?,
         })
     }
 
@@ -237,17 +268,22 @@ impl Listeners<'_> {
     fn access(&self) -> Result<Access, String> {
         let tokens = &self.options.tokens;
         let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
-        let has_certificates = self.options.http_tls.options().mutual || self.options.grpc_tls.options().mutual;
+        let has_certificates =
+            self.options.http_tls.options().mutual || self.options.grpc_tls.options().mutual;
         self.engine.name_tenants_by(access.keyring(), has_certificates)?;
         let counted = |count: usize| format!("{count} tokens");
         let (inference, management) = access.files();
         if let Some(path) = inference {
             let reloaded = access.clone();
-            self.watch(Credentials::InferenceTokens, vec![path], move || reloaded.reload_inference().map(counted));
+            self.watch(Credentials::InferenceTokens, vec![path], move || {
+                reloaded.reload_inference().map(counted)
+            });
         }
         if let Some(path) = management {
             let reloaded = access.clone();
-            self.watch(Credentials::ManagementTokens, vec![path], move || reloaded.reload_management().map(counted));
+            self.watch(Credentials::ManagementTokens, vec![path], move || {
+                reloaded.reload_management().map(counted)
+            });
         }
         Ok(access)
     }
@@ -272,9 +308,15 @@ fn restricted(groups: &[String], flag: &str, what: &str) -> Result<Arc<Restricti
     Ok(Arc::new(restrictions))
 }
 
-fn bind(what: &str, flag: &str, address: SocketAddr, shares_port: bool) -> Result<TcpListener, String> {
-    let unusable =
-        |error: io::Error| format!("{what} cannot listen on {address}: {error}; {flag} chooses another port");
+fn bind(
+    what: &str,
+    flag: &str,
+    address: SocketAddr,
+    shares_port: bool,
+) -> Result<TcpListener, String> {
+    let unusable = |error: io::Error| {
+        format!("{what} cannot listen on {address}: {error}; {flag} chooses another port")
+    };
     let listener = listener::bind(address, shares_port).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
     tracing::info!("{what} listening on {bound}");

@@ -1,5 +1,5 @@
-//! Loading models by request: whether a load may bring code, and a warning when other machines can load models without a
-//! token.
+//! Loading models by request: whether a load may bring code, and a warning when other machines can
+//! load models without a token.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,12 +10,16 @@ use crate::cli::Options;
 use pharos_engine::engine::{Engine, Uploads};
 use pharos_torchserve::{Plan, ServerAccess, Settings};
 
-/// Returns the server for the clients of a listener. Their loads may bring code if `--allow-model-upload` permits it; without that
-/// flag, if loading is protected. Requests of SageMaker and TorchServe, which name directories and archives, are then permitted too:
+/// Returns the server for the clients of a listener. Their loads may bring code if
+/// `--allow-model-upload` permits it; without that flag, if loading is protected. Requests of
+/// SageMaker and TorchServe, which name directories and archives, are then permitted too:
 /// both platforms protect their ports themselves.
 pub(super) fn with_uploads(engine: &Engine, options: &Options, protected: bool) -> Engine {
     let permitted = options.models.allow_upload;
-    engine.with_uploads(Uploads { code: permitted.unwrap_or(protected), registrations: permitted.unwrap_or(true) })
+    engine.with_uploads(Uploads {
+        code: permitted.unwrap_or(protected),
+        registrations: permitted.unwrap_or(true),
+    })
 }
 
 /// Returns whether loading by request requires a token of the server or a key of a restricted API.
@@ -48,13 +52,14 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &Ser
     };
     // One event per line, because the log escapes line breaks.
     tracing::warn!(
-        "models can be loaded by request without a token: every client that reaches one of these addresses can {can}"
+        "models can be loaded by request without a token: every client that reaches one of these \
+         addresses can {can}"
     );
     open.iter().for_each(|address| tracing::warn!("    {address}"));
     tracing::warn!(
-        "    to prevent that, give --management-token-file, listen on a loopback address (--http-address=127.0.0.1, \
-         --grpc-address=127.0.0.1), or disable loading by request (--model-control-mode=none; for TorchServe's ports \
-         enable_model_api=false)"
+        "    to prevent that, give --management-token-file, listen on a loopback address \
+         (--http-address=127.0.0.1, --grpc-address=127.0.0.1), or disable loading by request \
+         (--model-control-mode=none; for TorchServe's ports enable_model_api=false)"
     );
 }
 
@@ -67,8 +72,11 @@ fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
         ("HTTP", options.http.allow, options.http.address, options.http.port, &guards.http),
         ("gRPC", options.grpc.allow, options.grpc.address, options.grpc.port, &guards.grpc),
     ];
-    let open = listeners.into_iter().filter(|(_, allowed, address, _, rules)| *allowed && is_open(*address, rules));
-    open.map(|(name, _, address, port, _)| format!("{name} on {}", SocketAddr::new(address, port))).collect()
+    let open = listeners
+        .into_iter()
+        .filter(|(_, allowed, address, _, rules)| *allowed && is_open(*address, rules));
+    open.map(|(name, _, address, port, _)| format!("{name} on {}", SocketAddr::new(address, port)))
+        .collect()
 }
 
 /// Returns the open addresses of cloud platforms. Their listeners bind all interfaces.
@@ -81,12 +89,13 @@ fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
         ("SageMaker", options.sagemaker.allow, options.sagemaker.port),
         ("Vertex AI", options.vertex_ai.allow, options.vertex_ai.port),
     ];
-    let open = listeners.into_iter().filter(|(_, allowed, _)| *allowed && is_open(any, &guards.http));
+    let open =
+        listeners.into_iter().filter(|(_, allowed, _)| *allowed && is_open(any, &guards.http));
     open.map(|(name, _, port)| format!("{name} on {}", SocketAddr::new(any, port))).collect()
 }
 
-/// Returns TorchServe's open addresses. For each protocol, the management address accepts TorchServe's load requests and the
-/// inference address load requests of the v2 protocol.
+/// Returns TorchServe's open addresses. For each protocol, the management address accepts
+/// TorchServe's load requests and the inference address load requests of the v2 protocol.
 fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
     if !settings.model_api || settings.token.is_some() {
         return Vec::new();
@@ -97,7 +106,8 @@ fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
         ("TorchServe's gRPC inference API", settings.grpc_inference, &guards.grpc),
         ("TorchServe's gRPC management API", settings.grpc_management, &guards.grpc),
     ];
-    let open = listeners.into_iter().filter(|(_, address, rules)| is_open(address.socket.ip(), rules));
+    let open =
+        listeners.into_iter().filter(|(_, address, rules)| is_open(address.socket.ip(), rules));
     open.map(|(name, address, _)| format!("{name} on {}", address.socket)).collect()
 }
 

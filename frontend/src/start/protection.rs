@@ -1,5 +1,6 @@
-//! What models can do to the server and to the machine: rights of the server's process that it never needs, the environment
-//! variables that workers inherit, their user, their sandboxes and their limits.
+//! What models can do to the server and to the machine: rights of the server's process that it
+//! never needs, the environment variables that workers inherit, their user, their sandboxes and
+//! their limits.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,9 +24,10 @@ use pharos_telemetry::system::{Roots, create_device_files};
 
 /// Restricts this process and all that it will start. Call it before there are other threads.
 ///
-/// Programs with the set-user-ID bit gain no rights (`prctl(2)`, `PR_SET_NO_NEW_PRIVS`). Other processes of the same user, such
-/// as workers, cannot read the memory and the environment of this process, which contain tokens (`PR_SET_DUMPABLE`). Neither can
-/// debuggers of that user, and the process leaves no core dump; both remain possible for workers, and for root.
+/// Programs with the set-user-ID bit gain no rights (`prctl(2)`, `PR_SET_NO_NEW_PRIVS`). Other
+/// processes of the same user, such as workers, cannot read the memory and the environment of this
+/// process, which contain tokens (`PR_SET_DUMPABLE`). Neither can debuggers of that user, and the
+/// process leaves no core dump; both remain possible for workers, and for root.
 pub(super) fn apply() {
     // The last moment: NVIDIA's program for this has the set-user-ID bit.
     create_device_files();
@@ -49,15 +51,18 @@ pub(super) fn report_sandbox(worker: &Path, options: &cli::Options) -> Result<()
                 tracing::warn!("code that comes by request runs without a sandbox: {why}");
             }
             Gap::Essential(why) => tracing::warn!("sandboxes of workers: not available: {why}"),
-            Gap::Lesser(what) if by_default => tracing::info!("sandboxes of code that comes by request: {what}"),
+            Gap::Lesser(what) if by_default => {
+                tracing::info!("sandboxes of code that comes by request: {what}")
+            }
             Gap::Lesser(what) => tracing::warn!("sandboxes of workers: {what}"),
         }
     }
     Ok(())
 }
 
-/// Checks that this process can start workers as another user, and that the user can read the files that all workers read. Creates
-/// the directory for copies of objects if it does not exist, because the user must be able to pass through the directory.
+/// Checks that this process can start workers as another user, and that the user can read the files
+/// that all workers read. Creates the directory for copies of objects if it does not exist, because
+/// the user must be able to pass through the directory.
 ///
 /// # Errors
 /// Rights are missing; the text names them, or a path and the reason.
@@ -68,18 +73,21 @@ pub(super) fn check_user(
     environments: &Path,
 ) -> Result<(), String> {
     let Some(user) = options.workers.worker_user.as_deref() else { return Ok(()) };
-    let missing = check_rights().map_err(|why| format!("--worker-user needs the rights of root: {why}"))?;
+    let missing =
+        check_rights().map_err(|why| format!("--worker-user needs the rights of root: {why}"))?;
     if !missing.is_empty() {
         tracing::warn!(
-            "--worker-user: without {}, the memory of models is not measured, and workers that start do not give way to others",
+            "--worker-user: without {}, the memory of models is not measured, and workers that \
+             start do not give way to others",
             missing.join(" and ")
         );
     }
     let cache = options.models.cache_directory.as_deref();
     let temporary = std::env::temp_dir();
     for directory in [Some(temporary.as_path()), Some(environments), cache].into_iter().flatten() {
-        check_directory(directory)
-            .map_err(|why| format!("--worker-user: models could replace files of this server: {why}"))?;
+        check_directory(directory).map_err(|why| {
+            format!("--worker-user: models could replace files of this server: {why}")
+        })?;
     }
     let made = cache.map_or(Ok(()), make_passable);
     made.map_err(|error| format!("--repository-cache-directory cannot be created: {error}"))?;
@@ -88,7 +96,8 @@ pub(super) fn check_user(
     for location in options.models.locations() {
         let Location::Directory(path) = location else { continue };
         // The repository may be one that this server has made.
-        user.grant_read(&path).map_err(|error| format!("--worker-user: '{}': {error}", path.display()))?;
+        user.grant_read(&path)
+            .map_err(|error| format!("--worker-user: '{}': {error}", path.display()))?;
         read.push(path);
     }
     // A name without a directory is searched for in the PATH.
@@ -107,8 +116,10 @@ fn check_access(user: &WorkerUser, worker: &Path, check: &AccessCheck) -> Result
     // Other processes of the user can read the variables of the command.
     command.env_clear();
     user.run(&mut command);
-    let output = command.args(check.arguments()).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let refused = |what: String| Err(format!("--worker-user: the user '{}' cannot {what}", user.name()));
+    let output =
+        command.args(check.arguments()).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let refused =
+        |what: String| Err(format!("--worker-user: the user '{}' cannot {what}", user.name()));
     match output {
         Err(error) => refused(format!("execute '{}': {error}", worker.display())),
         Ok(output) => match String::from_utf8_lossy(&output.stdout).lines().next() {
@@ -132,16 +143,22 @@ pub(super) fn limits(options: &cli::Options) -> Result<WorkerLimits, String> {
     let groups = Arc::new(ControlGroups::new(&roots.proc, &roots.cgroup));
     if limits.any() {
         groups.create(&limits).map_err(|reason| {
-            format!("--worker-memory-limit, --worker-task-limit or --worker-cpu-limit cannot be enforced: {reason}")
+            format!(
+                "--worker-memory-limit, --worker-task-limit or --worker-cpu-limit cannot be \
+                 enforced: {reason}"
+            )
         })?;
     }
     Ok(WorkerLimits { limits, groups })
 }
 
-/// Returns the environment variables that workers do not inherit: variables of systemd, variables that match
-/// `--worker-hidden-variables`, and variables that neither are usual nor match `--worker-variables`.
+/// Returns the environment variables that workers do not inherit: variables of systemd, variables
+/// that match `--worker-hidden-variables`, and variables that neither are usual nor match
+/// `--worker-variables`.
 pub(super) fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
-    let matches = |pattern: &Option<Regex>, name: &str| pattern.as_ref().is_some_and(|pattern| pattern.is_match(name));
+    let matches = |pattern: &Option<Regex>, name: &str| {
+        pattern.as_ref().is_some_and(|pattern| pattern.is_match(name))
+    };
     let is_hidden = |name: &str| {
         service_manager::VARIABLES.contains(&name)
             || matches(&workers.worker_hidden_variables, name)
@@ -154,7 +171,8 @@ pub(super) fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
     if !hidden.is_empty() {
         let names: Vec<_> = hidden.iter().map(|name| name.to_string_lossy()).collect();
         tracing::info!(
-            "environment variables that workers do not inherit: {} (--worker-variables passes them)",
+            "environment variables that workers do not inherit: {} (--worker-variables passes \
+             them)",
             names.len()
         );
         tracing::debug!("workers do not inherit {}", names.join(", "));

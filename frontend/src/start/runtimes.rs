@@ -40,7 +40,10 @@ impl Runtimes {
 
     /// Returns the runtimes that the engine uses.
     pub(super) fn threads(&self) -> Threads {
-        Threads { event_loops: self.event_loops.clone(), loading: Some(self.loading.handle().clone()) }
+        Threads {
+            event_loops: self.event_loops.clone(),
+            loading: Some(self.loading.handle().clone()),
+        }
     }
 
     /// Ends the runtimes. Their blocking threads may be removing temporary files.

@@ -1,5 +1,5 @@
-//! Starts TorchServe's endpoints: registers their models, writes a snapshot, then opens the ports. Each later change writes a
-//! snapshot too.
+//! Starts TorchServe's endpoints: registers their models, writes a snapshot, then opens the ports.
+//! Each later change writes a snapshot too.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
 use pharos_torchserve as torchserve;
 use pharos_torchserve::{
-    self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
+    self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted,
+    snapshot,
 };
 
 /// The settings that the ports share with the server's own listeners.
@@ -40,21 +41,31 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Prepares the endpoints. Opens no port, but checks the addresses, so that one in use is reported before models load.
+    /// Prepares the endpoints. Opens no port, but checks the addresses, so that one in use is
+    /// reported before models load.
     ///
     /// # Errors
     /// An address cannot be used.
-    pub(super) fn new(plan: &Plan<Options>, engine: &Engine, ports: PortSettings) -> Result<Self, String> {
+    pub(super) fn new(
+        plan: &Plan<Options>,
+        engine: &Engine,
+        ports: PortSettings,
+    ) -> Result<Self, String> {
         let PortSettings { phases, server, budget, event_loops, timing } = ports;
         plan.begin(&plan.options.tslog.location(|_| None));
         addresses::check(&addresses::of_torchserve(&plan.options, &plan.settings))?;
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
-        let protected = plan.settings.token.is_some() || open_loading::is_protected(&server, &server.http);
+        let protected =
+            plan.settings.token.is_some() || open_loading::is_protected(&server, &server.http);
         let engine = &open_loading::with_uploads(engine, &plan.options, protected);
         let max_workers = plan.options.models.load_request_max_instances;
-        let registry =
-            Registry::new(Arc::new(engine.clone()), plan.settings.clone(), plan.repository.clone(), max_workers);
+        let registry = Registry::new(
+            Arc::new(engine.clone()),
+            plan.settings.clone(),
+            plan.repository.clone(),
+            max_workers,
+        );
         let service = engine.with_naming(registry.clone());
         let start = Start {
             kserve: kserve(service.clone(), &plan.settings, &budget, &timing)?,
@@ -73,8 +84,9 @@ impl Endpoints {
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }
 
-    /// Registers the initial models, writes their snapshot, opens the ports, and prints the line that scripts wait for. Workers
-    /// may still be loading their models then. Returns the tasks of the ports.
+    /// Registers the initial models, writes their snapshot, opens the ports, and prints the line
+    /// that scripts wait for. Workers may still be loading their models then. Returns the tasks of
+    /// the ports.
     ///
     /// # Errors
     /// A snapshot cannot be restored, or a port cannot be opened.
@@ -98,8 +110,9 @@ impl Endpoints {
         Ok(tasks)
     }
 
-    /// Ends downloads and the wait for workers, writes the last snapshot and removes the invalidated tokens. Writes no snapshot after
-    /// an incomplete start: not all models are registered, and their snapshot would replace a complete one.
+    /// Ends downloads and the wait for workers, writes the last snapshot and removes the
+    /// invalidated tokens. Writes no snapshot after an incomplete start: not all models are
+    /// registered, and their snapshot would replace a complete one.
     pub(super) fn stopping(&self) {
         self.registry.stop_waiting();
         if self.start.is_some() {
@@ -137,7 +150,9 @@ fn kserve(
     Ok(Kserve {
         http: Box::new(move |policy, refused| http::router(service, http, policy, refused)),
         grpc: services,
-        with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
+        with_reflection: |services, names| {
+            grpc::with_reflection(services, names).map_err(|error| error.to_string())
+        },
     })
 }
 
@@ -152,8 +167,11 @@ async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
 
 /// Writes a snapshot of the registered models.
 fn save(settings: &Settings, kind: Kind, registry: &Registry) {
-    let models: Vec<ModelProperties> =
-        registry.deployments().iter().map(|(deployment, default)| deployment.properties(*default)).collect();
+    let models: Vec<ModelProperties> = registry
+        .deployments()
+        .iter()
+        .map(|(deployment, default)| deployment.properties(*default))
+        .collect();
     if let Err(error) = snapshot::write(settings, kind, &models) {
         tracing::error!("cannot write a snapshot: {error}");
     }

@@ -1,4 +1,5 @@
-//! Telemetry of the frontend: its log, metric logs, traces, OTLP, StatsD, samples of workers, and readings of the host and of GPUs.
+//! Telemetry of the frontend: its log, metric logs, traces, OTLP, StatsD, samples of workers, and
+//! readings of the host and of GPUs.
 //!
 //! It works with the metrics of `pharos::metrics` and serves no requests.
 

@@ -1,8 +1,8 @@
-//! The log of the server: lines on standard error or in a file. The settings apply to the whole process and can be changed while
-//! it runs (the logging extension).
+//! The log of the server: lines on standard error or in a file. The settings apply to the whole
+//! process and can be changed while it runs (the logging extension).
 //!
-//! Logging never blocks: lines are queued, and threads write them (`outlet`). No other code may write to standard output or
-//! error.
+//! Logging never blocks: lines are queued, and threads write them (`outlet`). No other code may
+//! write to standard output or error.
 
 mod line_file;
 mod lines;
@@ -17,7 +17,9 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pharos::service::{LogFormat as Format, LogSettings as Settings, LogUpdate as Update, REQUEST_LOG_TARGET};
+use pharos::service::{
+    LogFormat as Format, LogSettings as Settings, LogUpdate as Update, REQUEST_LOG_TARGET,
+};
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
@@ -97,14 +99,18 @@ static CURRENT: Current = Current {
     path: OnceLock::new(),
 };
 
-/// Starts logging with these options, until the guard is dropped. A second call in one process changes only the settings.
+/// Starts logging with these options, until the guard is dropped. A second call in one process
+/// changes only the settings.
 ///
 /// # Errors
 /// The file cannot be opened, or the thread cannot be started.
 pub fn start(options: &Options) -> Result<Guard, String> {
     let file = options.file.as_deref();
     let sink = Plain::new(file).map_err(|error| {
-        format!("--log-file '{}': {error}", file.map(|file| file.display().to_string()).unwrap_or_default())
+        format!(
+            "--log-file '{}': {error}",
+            file.map(|file| file.display().to_string()).unwrap_or_default()
+        )
     })?;
     let name = if file.is_some() { "log_file" } else { "stderr" };
     let form = Form { name, collected: Duration::ZERO, notice: plain_notice };
@@ -122,8 +128,8 @@ pub fn start(options: &Options) -> Result<Guard, String> {
     Ok(Guard::new(vec![outlet], options))
 }
 
-/// Starts logging as TorchServe does: into its files in `directory` and to standard output, until the guard is dropped. A file
-/// in the options replaces both.
+/// Starts logging as TorchServe does: into its files in `directory` and to standard output, until
+/// the guard is dropped. A file in the options replaces both.
 ///
 /// # Errors
 /// The same as for [`start`].
@@ -132,7 +138,9 @@ pub fn start_torchserve(options: &Options, directory: &Path) -> Result<Guard, St
         return start(options);
     }
     let journal = Journal::start(directory).map_err(not_started)?;
-    let _ = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(is_wanted))).try_init();
+    let _ = tracing_subscriber::registry()
+        .with(journal.clone().with_filter(filter_fn(is_wanted)))
+        .try_init();
     let outlets = journal.outlets();
     let _ = JOURNAL.set(journal);
     Ok(Guard::new(outlets, options))
@@ -193,7 +201,8 @@ pub fn announce(line: &str) {
     }
 }
 
-/// Writes a line to standard error even if logging is off, before the process exits. Waits for a limited time.
+/// Writes a line to standard error even if logging is off, before the process exits. Waits for a
+/// limited time.
 pub fn write_final_line(line: &str) {
     let line: Arc<str> = format!("{line}\n").into();
     let shared = line.clone();
@@ -203,7 +212,9 @@ pub fn write_final_line(line: &str) {
     }
 }
 
-fn written_by_a_thread(write: impl FnOnce() -> u64 + Send + 'static) -> Option<mpsc::Receiver<u64>> {
+fn written_by_a_thread(
+    write: impl FnOnce() -> u64 + Send + 'static,
+) -> Option<mpsc::Receiver<u64>> {
     let (writing, written) = mpsc::channel();
     let thread = thread::Builder::new().name("log".to_owned()).spawn(move || {
         let _ = writing.send(write());
@@ -213,7 +224,8 @@ fn written_by_a_thread(write: impl FnOnce() -> u64 + Send + 'static) -> Option<m
 
 /// Returns the line that replaces dropped lines in a plain log.
 fn plain_notice(lost: u64) -> String {
-    let line = formatted(format(), Level::WARN, module_path!(), &Parts::message(missing(lost))).unwrap_or_default();
+    let line = formatted(format(), Level::WARN, module_path!(), &Parts::message(missing(lost)))
+        .unwrap_or_default();
     format!("{line}\n")
 }
 
@@ -236,9 +248,14 @@ pub(crate) fn metrics(lines: &str) {
 /// Returns whether the current settings log a line.
 fn is_wanted(metadata: &Metadata<'_>) -> bool {
     let is_request = metadata.target() == REQUEST_LOG_TARGET;
-    let verbose = if is_request || is_ours(metadata.target()) { CURRENT.verbose.load(Ordering::Relaxed) } else { 0 };
+    let verbose = if is_request || is_ours(metadata.target()) {
+        CURRENT.verbose.load(Ordering::Relaxed)
+    } else {
+        0
+    };
     match *metadata.level() {
-        // The edges log a request only if that is enabled, or if lines of the level DEBUG are wanted.
+        // The edges log a request only if that is enabled, or if lines of the level DEBUG are
+        // wanted.
         Level::INFO if is_request => true,
         Level::ERROR => CURRENT.error.load(Ordering::Relaxed),
         Level::WARN => CURRENT.warning.load(Ordering::Relaxed),
@@ -266,8 +283,9 @@ fn format() -> Format {
 
 /// Changes the settings and returns the result.
 pub fn update(update: Update) -> Settings {
-    let set =
-        |flag: &AtomicBool, wanted: Option<bool>| wanted.into_iter().for_each(|on| flag.store(on, Ordering::Relaxed));
+    let set = |flag: &AtomicBool, wanted: Option<bool>| {
+        wanted.into_iter().for_each(|on| flag.store(on, Ordering::Relaxed))
+    };
     set(&CURRENT.info, update.info);
     set(&CURRENT.warning, update.warning);
     set(&CURRENT.error, update.error);
@@ -287,7 +305,8 @@ pub fn reopen() {
     OUTLETS.get().map(Vec::as_slice).unwrap_or_default().iter().for_each(|outlet| outlet.reopen());
 }
 
-/// Returns whether the server or a worker logs with this target: the details of libraries are of no use to operators.
+/// Returns whether the server or a worker logs with this target: the details of libraries are of no
+/// use to operators.
 fn is_ours(target: &str) -> bool {
     target.starts_with("pharos") || target == "worker"
 }

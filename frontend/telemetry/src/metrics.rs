@@ -28,7 +28,11 @@ impl RefusedLinesLog {
         let Some(held) = self.throttle.admit(clock::now()) else { return };
         let from = &self.from;
         let line = shortened(line);
-        let more = if held > 0 { format!(" (and {held} others since the last message)") } else { String::new() };
+        let more = if held > 0 {
+            format!(" (and {held} others since the last message)")
+        } else {
+            String::new()
+        };
         tracing::warn!("a metric line from {from} was refused: {refusal}; line: `{line}`{more}");
     }
 }

@@ -1,7 +1,8 @@
-//! Sends OTLP messages to a collector, over HTTP with protobuf or over gRPC. `pharos::metrics::otlp` and
-//! `pharos::trace::otlp` encode the messages.
+//! Sends OTLP messages to a collector, over HTTP with protobuf or over gRPC.
+//! `pharos::metrics::otlp` and `pharos::trace::otlp` encode the messages.
 //!
-//! Source: the OpenTelemetry protocol, "OTLP/gRPC Response" and "OTLP/HTTP Response" (opentelemetry.io/docs/specs/otlp).
+//! Source: the OpenTelemetry protocol, "OTLP/gRPC Response" and "OTLP/HTTP Response"
+//! (opentelemetry.io/docs/specs/otlp).
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -112,12 +113,17 @@ pub struct Sender {
 struct Warnings(HashSet<String>);
 
 impl Warnings {
-    /// Returns the rest of the log line after the text; `None` if the same text or too many others were logged before.
+    /// Returns the rest of the log line after the text; `None` if the same text or too many others
+    /// were logged before.
     fn admit(&mut self, text: &str) -> Option<&'static str> {
         if self.0.len() == MAX_WARNINGS || !self.0.insert(text.to_owned()) {
             return None;
         }
-        Some(if self.0.len() == MAX_WARNINGS { "; its further warnings are not logged" } else { "" })
+        Some(if self.0.len() == MAX_WARNINGS {
+            "; its further warnings are not logged"
+        } else {
+            ""
+        })
     }
 }
 
@@ -137,15 +143,25 @@ impl Sender {
             true => Client::Grpc(grpc::Client::new(endpoint, signal, headers)?),
             false => Client::Http(http_post::Client::new(endpoint, headers)?),
         };
-        Ok(Self { signal, url: endpoint.url.clone(), timeout: endpoint.timeout, client, warnings: Mutex::default() })
+        Ok(Self {
+            signal,
+            url: endpoint.url.clone(),
+            timeout: endpoint.timeout,
+            client,
+            warnings: Mutex::default(),
+        })
     }
 
-    /// Sends a message once, for at most `limit` and the endpoint's time limit. Returns the data that the
-    /// collector rejected, if any. Logs each warning of the collector once.
+    /// Sends a message once, for at most `limit` and the endpoint's time limit. Returns the data
+    /// that the collector rejected, if any. Logs each warning of the collector once.
     ///
     /// # Errors
     /// The collector is unreachable, refuses the message, or does not answer in time.
-    pub async fn send(&self, message: &Bytes, limit: Duration) -> Result<Option<Rejected>, Failure> {
+    pub async fn send(
+        &self,
+        message: &Bytes,
+        limit: Duration,
+    ) -> Result<Option<Rejected>, Failure> {
         let limit = self.timeout.min(limit);
         let attempt = tokio::time::timeout(limit, async {
             match &self.client {
@@ -173,7 +189,9 @@ impl Sender {
         if let Some(end) = admitted {
             let signal = self.signal.as_str();
             let url = &self.url;
-            tracing::warn!("the collector of {signal} at {url} accepted an export with a warning: {text}{end}");
+            tracing::warn!(
+                "the collector of {signal} at {url} accepted an export with a warning: {text}{end}"
+            );
         }
     }
 }
@@ -182,10 +200,11 @@ fn headers(given: &[(String, String)]) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::with_capacity(given.len() + 1);
     headers.insert(USER_AGENT, HeaderValue::from_static(PRODUCT));
     for (name, value) in given {
-        let key: HeaderName = name.parse().map_err(|_| format!("'{name}' is not a valid name of a header"))?;
+        let key: HeaderName =
+            name.parse().map_err(|_| format!("'{name}' is not a valid name of a header"))?;
         // The value may be a secret.
-        let mut value =
-            HeaderValue::from_str(value).map_err(|_| format!("the value of the header '{name}' is not valid"))?;
+        let mut value = HeaderValue::from_str(value)
+            .map_err(|_| format!("the value of the header '{name}' is not valid"))?;
         value.set_sensitive(true);
         headers.insert(key, value);
     }
@@ -206,8 +225,8 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// Returns the pause after a failure: three to five quarters of a time that doubles with each failure, so that servers do
-    /// not retry in step; not less than the collector requested.
+    /// Returns the pause after a failure: three to five quarters of a time that doubles with each
+    /// failure, so that servers do not retry in step; not less than the collector requested.
     pub fn after(&mut self, failure: &Failure) -> Duration {
         let pause = self.next * 3 / 4 + self.next / 2 * (self.random.next() as u32 % 1000) / 1000;
         self.next = (self.next * 2).min(LONGEST_PAUSE);
@@ -215,7 +234,8 @@ impl Pauses {
     }
 }
 
-/// Returns a seed that differs in each process: the random keys of the standard library's hash maps.
+/// Returns a seed that differs in each process: the random keys of the standard library's hash
+/// maps.
 pub(crate) fn seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -239,7 +259,10 @@ mod tests {
             let base = base(count);
             assert!(pause >= base * 3 / 4 && pause <= base * 5 / 4, "{count}: {pause:?}");
         }
-        let wait = |seconds| Failure { after: Some(Duration::from_secs(seconds)), ..Failure::transient("") };
+        let wait = |seconds| Failure {
+            after: Some(Duration::from_secs(seconds)),
+            ..Failure::transient("")
+        };
         assert_eq!(pauses.after(&wait(60)), Duration::from_secs(60));
         assert_eq!(pauses.after(&wait(1_000_000)), LONGEST_REQUESTED);
     }
@@ -247,7 +270,10 @@ mod tests {
     #[test]
     fn each_warning_is_logged_once_and_their_number_is_limited() {
         let mut warnings = Warnings::default();
-        assert_eq!((warnings.admit("a"), warnings.admit("a"), warnings.admit("b")), (Some(""), None, Some("")));
+        assert_eq!(
+            (warnings.admit("a"), warnings.admit("a"), warnings.admit("b")),
+            (Some(""), None, Some(""))
+        );
         let ends: Vec<_> = (0..100).map(|number| warnings.admit(&number.to_string())).collect();
         let last = Some("; its further warnings are not logged");
         assert_eq!(ends.iter().flatten().count(), MAX_WARNINGS - 2);

@@ -1,7 +1,8 @@
 //! Receives StatsD datagrams over UDP or a Unix datagram socket and passes them to the metrics.
 //!
-//! Off unless `--statsd-address` is given. Senders are not authenticated. The definition of the metrics limits which samples are
-//! accepted and how much memory they use; `TURN` limits the datagrams handled in one turn.
+//! Off unless `--statsd-address` is given. Senders are not authenticated. The definition of the
+//! metrics limits which samples are accepted and how much memory they use; `TURN` limits the
+//! datagrams handled in one turn.
 
 use std::fs;
 use std::io;
@@ -20,7 +21,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::metrics::RefusedLinesLog;
 
-/// The requested size of the kernel's receive buffer, bytes; the kernel grants at most `net.core.rmem_max`.
+/// The requested size of the kernel's receive buffer, bytes; the kernel grants at most
+/// `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// The maximum number of datagrams handled before yielding to the runtime.
 const TURN: usize = 64;
@@ -78,12 +80,18 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 pub async fn bind(address: &StatsdAddress) -> Result<Socket, String> {
     let (bound, shown) = match address {
         StatsdAddress::Udp(host, port) => {
-            let shown = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+            let shown = if host.contains(':') {
+                format!("[{host}]:{port}")
+            } else {
+                format!("{host}:{port}")
+            };
             (bind_udp(host, *port).await, shown)
         }
         StatsdAddress::Unix(path) => (bind_unix(path), format!("unix:{}", path.display())),
     };
-    bound.map_err(|error| format!("cannot receive StatsD on {shown}: {error}; change --statsd-address"))
+    bound.map_err(|error| {
+        format!("cannot receive StatsD on {shown}: {error}; change --statsd-address")
+    })
 }
 
 async fn bind_udp(host: &str, port: u16) -> io::Result<Socket> {
@@ -102,7 +110,8 @@ fn bind_unix(path: &Path) -> io::Result<Socket> {
     Ok(Socket { kind: Kind::Unix(socket), _file: Some(file) })
 }
 
-/// Enlarges the receive buffer: UDP senders do not wait, so datagrams beyond the buffer are lost while the server is busy.
+/// Enlarges the receive buffer: UDP senders do not wait, so datagrams beyond the buffer are lost
+/// while the server is busy.
 fn widen(socket: &impl AsFd) {
     if let Err(error) = sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER) {
         tracing::debug!(%error, "cannot enlarge the receive buffer of StatsD");
@@ -117,7 +126,10 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !file.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "the path exists and is not a socket",
+        ));
     }
     let probe = std::os::unix::net::UnixDatagram::unbound()?;
     match probe.connect(path) {
@@ -135,7 +147,8 @@ impl Socket {
         }
     }
 
-    /// Returns the length of a waiting datagram; `None` if none waits. Queries the kernel: the runtime's readiness may be stale.
+    /// Returns the length of a waiting datagram; `None` if none waits. Queries the kernel: the
+    /// runtime's readiness may be stale.
     fn receive_now(&self, buffer: &mut [u8]) -> Option<usize> {
         let received = match &self.kind {
             Kind::Udp(socket) => recv(socket, buffer, RecvFlags::DONTWAIT),
@@ -178,7 +191,12 @@ pub async fn serve(socket: Socket, cache: Arc<Cache>, shutdown: impl Future<Outp
 }
 
 /// Does the same as [`serve`], with `interval` as the time for which sets collect members.
-async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown: impl Future<Output = ()>) {
+async fn receive(
+    socket: Socket,
+    cache: Arc<Cache>,
+    interval: Duration,
+    shutdown: impl Future<Output = ()>,
+) {
     let mut shutdown = std::pin::pin!(shutdown);
     let mut receiver = Receiver {
         socket,
@@ -268,7 +286,11 @@ model_metrics:
         drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
         let socket = bind(&at).await.unwrap();
         let error = bind(&at).await.err().unwrap();
-        assert!(error.contains("another process uses this socket") && error.contains("--statsd-address"), "{error}");
+        assert!(
+            error.contains("another process uses this socket")
+                && error.contains("--statsd-address"),
+            "{error}"
+        );
         fs::remove_file(&path).unwrap();
         fs::write(&path, "mine").unwrap();
         drop(socket);
@@ -290,12 +312,17 @@ model_metrics:
         sender.send_to(b"Users:ann|s\nUsers:bob|s\nUsers:ann|s", at).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let interval = Duration::from_millis(200);
-        let task = tokio::spawn(receive(socket, cache.clone(), interval, async { drop(stopped.await) }));
+        let task =
+            tokio::spawn(receive(socket, cache.clone(), interval, async { drop(stopped.await) }));
         let users = cache.gauge("Users", &[]).unwrap();
         for expected in [2.0, 0.0] {
             let deadline = Instant::now() + Duration::from_secs(20);
             while users.value() != expected {
-                assert!(Instant::now() < deadline, "expected {expected} users, got {}", users.value());
+                assert!(
+                    Instant::now() < deadline,
+                    "expected {expected} users, got {}",
+                    users.value()
+                );
                 sleep(Duration::from_millis(1)).await;
             }
         }

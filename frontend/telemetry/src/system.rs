@@ -1,8 +1,9 @@
 //! Measures the machine, this process, the workers and the GPUs, in process, every few seconds.
 //!
-//! `Sampler::sample` returns readings in natural units, `publish` turns them into metrics, and `polling` is the thread that does
-//! both. Nothing here may run on the path of a request: the driver's library can be slow, and it is known to hang when a device
-//! falls off the bus, which then only blocks this thread.
+//! `Sampler::sample` returns readings in natural units, `publish` turns them into metrics, and
+//! `polling` is the thread that does both. Nothing here may run on the path of a request: the
+//! driver's library can be slow, and it is known to hang when a device falls off the bus, which
+//! then only blocks this thread.
 
 mod container;
 mod device_files;
@@ -62,18 +63,20 @@ impl Settings {
     }
 }
 
-/// Returns the bytes of memory that this process may use: the minimum of the machine's memory, the container's limits, and the
-/// limit of the address space (`ulimit -v`).
+/// Returns the bytes of memory that this process may use: the minimum of the machine's memory, the
+/// container's limits, and the limit of the address space (`ulimit -v`).
 pub fn memory_limit(roots: &Roots) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
-    let container = Container::new(&roots.proc, &roots.cgroup).memory(machine).map(|memory| memory.total);
+    let container =
+        Container::new(&roots.proc, &roots.cgroup).memory(machine).map(|memory| memory.total);
     let space = getrlimit(Resource::As).current;
     [container, space].into_iter().flatten().fold(machine, u64::min)
 }
 
-/// Returns the file that says how long processes wait for memory: in this process's container, or otherwise on the machine.
+/// Returns the file that says how long processes wait for memory: in this process's container, or
+/// otherwise on the machine.
 pub fn memory_pressure(roots: &Roots) -> PathBuf {
     let of_machine = roots.proc.join("pressure/memory");
     Container::new(&roots.proc, &roots.cgroup).memory_pressure().unwrap_or(of_machine)
@@ -134,7 +137,8 @@ pub(crate) struct WorkerOnGpu {
     pub(crate) uuid: String,
     /// The memory of the process, if any.
     pub(crate) bytes: Option<u64>,
-    /// The share of the time since the last reading in which its kernels ran, 0 to 1, if the device reports it.
+    /// The share of the time since the last reading in which its kernels ran, 0 to 1, if the
+    /// device reports it.
     pub(crate) utilization: Option<f64>,
 }
 
@@ -160,20 +164,24 @@ impl Sampler {
             lost: BTreeSet::new(),
         };
         if settings.cpu {
-            sampler.host =
-                Host::new(roots).inspect_err(|error| tracing::warn!("cannot measure the host: {error}")).ok();
-            sampler.processes = Some(Processes::new(&roots.proc, sysinfo::System::boot_time().ok()));
+            sampler.host = Host::new(roots)
+                .inspect_err(|error| tracing::warn!("cannot measure the host: {error}"))
+                .ok();
+            sampler.processes =
+                Some(Processes::new(&roots.proc, sysinfo::System::boot_time().ok()));
         }
         sampler
     }
 
-    /// Reads everything once. `workers` are the current instances, each with its process if it has one.
+    /// Reads everything once. `workers` are the current instances, each with its process if it has
+    /// one.
     pub(crate) fn sample(&mut self, now: Instant, workers: &[(Worker, Option<u32>)]) -> Readings {
         let gpus = self.gpus();
         let worker_gpus = on_gpus(&gpus, workers);
         let host = self.host.as_mut().map(|host| host.read(now));
         let process = self.processes.as_ref().and_then(Processes::own);
-        let workers = self.processes.as_mut().map(|processes| processes.workers(workers)).unwrap_or_default();
+        let workers =
+            self.processes.as_mut().map(|processes| processes.workers(workers)).unwrap_or_default();
         Readings { host, process, workers, gpus, worker_gpus }
     }
 
@@ -184,8 +192,12 @@ impl Sampler {
         let mut lost = BTreeSet::new();
         let mut failed = |index: Option<u32>, reason: String| {
             if !self.lost.contains(&index) {
-                let device = index.map_or_else(|| "the GPUs".to_owned(), |index| format!("GPU {index}"));
-                tracing::warn!("{device} cannot be read: {reason}; no metrics until the next successful reading");
+                let device =
+                    index.map_or_else(|| "the GPUs".to_owned(), |index| format!("GPU {index}"));
+                tracing::warn!(
+                    "{device} cannot be read: {reason}; no metrics until the next successful \
+                     reading"
+                );
             }
             lost.insert(index);
         };
@@ -218,9 +230,15 @@ fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<Worker
             let own = gpu.processes.iter().filter(|(process, _)| *pid == Some(*process));
             let bytes = Some(own.map(|(_, bytes)| bytes).sum()).filter(|bytes| *bytes > 0);
             let mut kernels = gpu.kernels.iter().flatten();
-            let utilization = kernels.find(|(process, _)| *pid == Some(*process)).map(|(_, share)| *share);
+            let utilization =
+                kernels.find(|(process, _)| *pid == Some(*process)).map(|(_, share)| *share);
             if bytes.is_some() || utilization.is_some() {
-                found.push(WorkerOnGpu { worker: worker.clone(), uuid: gpu.uuid.clone(), bytes, utilization });
+                found.push(WorkerOnGpu {
+                    worker: worker.clone(),
+                    uuid: gpu.uuid.clone(),
+                    bytes,
+                    utilization,
+                });
             }
         }
     }
@@ -230,7 +248,11 @@ fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<Worker
 impl Roots {
     /// Returns the usual mount points; `cgroup` is `--cgroup-root`.
     pub fn new(cgroup: &Path) -> Self {
-        Self { proc: PathBuf::from("/proc"), cgroup: cgroup.to_owned(), bus: PathBuf::from("/sys/bus/pci/devices") }
+        Self {
+            proc: PathBuf::from("/proc"),
+            cgroup: cgroup.to_owned(),
+            bus: PathBuf::from("/sys/bus/pci/devices"),
+        }
     }
 }
 

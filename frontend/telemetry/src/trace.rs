@@ -1,8 +1,9 @@
-//! Runs tracing: holds the settings, samples requests, and passes the collected traces to a thread that writes files or sends
-//! spans. `pharos::trace` decides what is sampled and how traces are encoded.
+//! Runs tracing: holds the settings, samples requests, and passes the collected traces to a thread
+//! that writes files or sends spans. `pharos::trace` decides what is sampled and how traces are
+//! encoded.
 //!
-//! Requests never wait: tracing that is off costs one relaxed load, and traces that do not fit the queue are dropped and
-//! counted.
+//! Requests never wait: tracing that is off costs one relaxed load, and traces that do not fit the
+//! queue are dropped and counted.
 
 mod collector;
 mod files;
@@ -28,7 +29,8 @@ use collector::Exporter;
 use files::Files;
 pub use options::{Collector, Tracing};
 
-/// The maximum length of a caller's `tracestate` that is passed on (W3C Trace Context, 3.3.1.5, requires at least 512).
+/// The maximum length of a caller's `tracestate` that is passed on (W3C Trace Context, 3.3.1.5,
+/// requires at least 512).
 const MAX_STATE: usize = 512;
 
 /// The tracing of a server.
@@ -63,19 +65,26 @@ impl Traces {
             tracing.values,
             tracing.mode == Mode::OpenTelemetry || !tracing.file.as_os_str().is_empty(),
         );
-        if let Some(fault) = settings.fault(&tracing.values).filter(|_| !tracing.values.levels.is_off()) {
+        if let Some(fault) =
+            settings.fault(&tracing.values).filter(|_| !tracing.values.levels.is_off())
+        {
             tracing::warn!("no requests are traced (--trace-config): {fault}");
         }
         for flag in &tracing.overridden {
             tracing::warn!("{flag} is deprecated and ignored: --trace-config sets the same");
         }
         for setting in &tracing.of_other_mode {
-            tracing::warn!("--trace-config {setting} has no effect with mode={}", tracing.mode.name());
+            tracing::warn!(
+                "--trace-config {setting} has no effect with mode={}",
+                tracing.mode.name()
+            );
         }
         let counts = Counts::new(metrics, tracing.mode);
         let sink: Arc<dyn Destination> = match tracing.mode {
             Mode::OpenTelemetry => Exporter::start(tracing.collector.clone(), counts)?,
-            Mode::Triton if tracing.file.as_os_str().is_empty() => Arc::new(WithoutTracing::default()),
+            Mode::Triton if tracing.file.as_os_str().is_empty() => {
+                Arc::new(WithoutTracing::default())
+            }
             Mode::Triton => Files::start(tracing.file.clone(), counts)?,
         };
         let active = AtomicBool::new(settings.any_active());
@@ -83,8 +92,8 @@ impl Traces {
         Ok(Self { active, state, tracing: tracing.clone(), sink })
     }
 
-    /// Decides whether a request to a model is sampled, and returns the collector of its trace if so. `header` returns the
-    /// request's headers (or metadata) by name.
+    /// Decides whether a request to a model is sampled, and returns the collector of its trace if
+    /// so. `header` returns the request's headers (or metadata) by name.
     #[inline]
     pub fn sample(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         if !self.active.load(Ordering::Relaxed) {
@@ -96,7 +105,10 @@ impl Traces {
     #[cold]
     fn sample_one(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         let collected = self.tracing.mode == Mode::OpenTelemetry;
-        let caller = collected.then(|| header("traceparent")).flatten().and_then(|text| Traceparent::parse(&text));
+        let caller = collected
+            .then(|| header("traceparent"))
+            .flatten()
+            .and_then(|text| Traceparent::parse(&text));
         let mut state = self.lock();
         let sample = state.settings.sample(model, caller.is_some())?;
         if sample.limited {
@@ -153,28 +165,41 @@ fn shown(values: &Values, tracing: &Tracing) -> TraceSettings {
             let collector = &tracing.collector;
             all.push(mode);
             all.push(("url", one(collector.endpoint.url.clone())));
-            all.push(("protocol", one(if collector.endpoint.grpc { "grpc" } else { "http/protobuf" }.to_owned())));
+            all.push((
+                "protocol",
+                one(if collector.endpoint.grpc { "grpc" } else { "http/protobuf" }.to_owned()),
+            ));
             if !collector.given_resource.is_empty() {
                 all.push(("resource", one(collector.given_resource.clone())));
             }
             all.push(("bsp_max_queue_size", one(collector.max_queue_size.to_string())));
             all.push(("bsp_schedule_delay", one(collector.schedule_delay_ms.to_string())));
-            all.push(("bsp_max_export_batch_size", one(collector.max_export_batch_size.to_string())));
+            all.push((
+                "bsp_max_export_batch_size",
+                one(collector.max_export_batch_size.to_string()),
+            ));
         }
     }
     all
 }
 
-fn context(caller: Option<Traceparent>, random: &mut SplitMix, header: impl Fn(&str) -> Option<String>) -> Context {
+fn context(
+    caller: Option<Traceparent>,
+    random: &mut SplitMix,
+    header: impl Fn(&str) -> Option<String>,
+) -> Context {
     let span = span_id(random);
     match caller {
         Some(Traceparent { trace, span: parent }) => {
-            let state = header("tracestate").filter(|state| state.len() <= MAX_STATE).unwrap_or_default();
+            let state =
+                header("tracestate").filter(|state| state.len() <= MAX_STATE).unwrap_or_default();
             Context { trace, span, parent: Some(parent), state }
         }
         None => {
             let trace = loop {
-                if let Some(trace) = TraceId::new(u128::from(random.next()) << 64 | u128::from(random.next())) {
+                if let Some(trace) =
+                    TraceId::new(u128::from(random.next()) << 64 | u128::from(random.next()))
+                {
                     break trace;
                 }
             };
@@ -212,7 +237,8 @@ struct Counts {
 
 impl Counts {
     fn new(metrics: &Cache, mode: Mode) -> Self {
-        let counter = |metric: Builtin, labels: &[&str]| metrics.counter(metric.name(), labels).ok();
+        let counter =
+            |metric: Builtin, labels: &[&str]| metrics.counter(metric.name(), labels).ok();
         let mut counts = Self {
             written: counter(Builtin::Traces, &["written"]),
             dropped: counter(Builtin::Traces, &["dropped"]),

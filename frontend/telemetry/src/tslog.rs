@@ -1,10 +1,13 @@
-//! Writes the metric logs: one thread that sleeps until a sample is recorded, then writes every few milliseconds.
+//! Writes the metric logs: one thread that sleeps until a sample is recorded, then writes every few
+//! milliseconds.
 //!
-//! Requests do not wait for their lines: passing a line to the thread and back would cost more than a small request takes. Lines
-//! are written `LINGER` after the first sample if the thread slept, otherwise within `TICK`.
+//! Requests do not wait for their lines: passing a line to the thread and back would cost more than
+//! a small request takes. Lines are written `LINGER` after the first sample if the thread slept,
+//! otherwise within `TICK`.
 //!
-//! `pharos::metrics::journal` decides what is written, and `pharos::metrics::tslog` formats lines; this module has the thread,
-//! the time and the files. Inference never waits for them: a full disk only loses lines, which are counted.
+//! `pharos::metrics::journal` decides what is written, and `pharos::metrics::tslog` formats lines;
+//! this module has the thread, the time and the files. Inference never waits for them: a full disk
+//! only loses lines, which are counted.
 
 mod archive;
 mod sink;
@@ -27,9 +30,11 @@ use crate::log;
 use pharos_os::clock;
 use sink::{Folder, LogFile, Sink, Stdout};
 
-/// The interval of writes while samples arrive. It bounds the delay between a response and its lines.
+/// The interval of writes while samples arrive. It bounds the delay between a response and its
+/// lines.
 const TICK: Duration = Duration::from_millis(3);
-/// The time that the thread waits for further samples after the first: all samples of a request arrive within one short execution.
+/// The time that the thread waits for further samples after the first: all samples of a request
+/// arrive within one short execution.
 const LINGER: Duration = Duration::from_millis(1);
 /// The interval at which sums are written while the line limit leaves no lines for single requests.
 const SUMS: Duration = Duration::from_millis(50);
@@ -79,7 +84,8 @@ impl Writer {
         Ok(Self { thread, stopping, ended })
     }
 
-    /// Writes the waiting lines and ends the thread, at most for `limit`. Call it when no samples are recorded any more.
+    /// Writes the waiting lines and ends the thread, at most for `limit`. Call it when no samples
+    /// are recorded any more.
     pub fn stop(self, limit: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.thread.unpark();
@@ -140,7 +146,8 @@ impl WriterThread {
                 self.sleep(TICK);
             } else {
                 journal.sleep();
-                // A concurrent sample may have found the thread awake and not woken it: check once more.
+                // A concurrent sample may have found the thread awake and not woken it: check once
+                // more.
                 self.sleep(TICK);
                 if journal.is_asleep() && !self.visit(false) {
                     self.rest();
@@ -150,7 +157,8 @@ impl WriterThread {
         self.visit_last();
     }
 
-    /// Writes the last lines, also if a failed write is not due for a retry, and reports lost lines.
+    /// Writes the last lines, also if a failed write is not due for a retry, and reports lost
+    /// lines.
     fn visit_last(&mut self) {
         let now = clock::now();
         let stamp = self.stamp();
@@ -162,7 +170,8 @@ impl WriterThread {
 
     /// Waits until a sample is recorded, or until a failed write is due for a retry.
     fn rest(&self) {
-        let waits = self.files.iter().any(|file| file.waits()) || self.stdout.as_ref().is_some_and(Sink::waits);
+        let waits = self.files.iter().any(|file| file.waits())
+            || self.stdout.as_ref().is_some_and(Sink::waits);
         while self.cache.journal().is_asleep()
             && self.cache.journal().is_enabled()
             && !self.stopping.load(Ordering::Acquire)
@@ -188,7 +197,8 @@ impl WriterThread {
         }
     }
 
-    /// Writes the waiting lines; with `all`, regardless of the line limit. Returns whether to visit again soon.
+    /// Writes the waiting lines; with `all`, regardless of the line limit. Returns whether to visit
+    /// again soon.
     fn visit(&mut self, all: bool) -> bool {
         let wanted = self.cache.journal().is_enabled();
         if wanted && !self.open {
@@ -233,7 +243,8 @@ impl WriterThread {
         let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
         let logged = log::includes_metrics().then(String::new);
         files.iter_mut().for_each(LogFile::begin);
-        let mut output = Output { files, stdout, logged, json: settings.json, open: *open, stamp, lines: 0 };
+        let mut output =
+            Output { files, stdout, logged, json: settings.json, open: *open, stamp, lines: 0 };
         journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
             if !output.line(line.text(), line.shown(value), ids) {
@@ -266,7 +277,8 @@ impl WriterThread {
 
     fn stamp(&self) -> Stamp {
         let now = clock::wall_ms();
-        let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
+        let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX))
+            .unwrap_or_default();
         Stamp::new(now, self.zone.to_offset(time).seconds())
     }
 
@@ -366,7 +378,8 @@ impl Allowance {
         self.tokens as usize
     }
 
-    /// Returns the number of lines reserved for samples that would otherwise be lost: half. Lines of counters use the other half.
+    /// Returns the number of lines reserved for samples that would otherwise be lost: half. Lines
+    /// of counters use the other half.
     fn kept(&self) -> usize {
         self.per_second as usize / 2
     }

@@ -10,8 +10,15 @@ use crate::format::seconds;
 use crate::scrape::{Interval, Scrape, rise};
 
 /// The reasons for which the server, not the model or the client, turns requests away.
-const REFUSALS: [&str; 7] =
-    ["QUEUE_FULL", "TIMEOUT", "NOT_READY", "TOO_LARGE", "RESTRICTED", "UNAUTHENTICATED", "INSTANCE_LOST"];
+const REFUSALS: [&str; 7] = [
+    "QUEUE_FULL",
+    "TIMEOUT",
+    "NOT_READY",
+    "TOO_LARGE",
+    "RESTRICTED",
+    "UNAUTHENTICATED",
+    "INSTANCE_LOST",
+];
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,38 +70,56 @@ pub(crate) fn between(interval: Interval<'_>, events: &mut VecDeque<Event>) {
 fn found(interval: Interval<'_>) -> Vec<(Lane, String, f64)> {
     let Interval { before, now } = interval;
     let mut found = Vec::new();
-    if let (Some(old), Some(new)) = (before.one(Builtin::ProcessStart), now.one(Builtin::ProcessStart))
+    if let (Some(old), Some(new)) =
+        (before.one(Builtin::ProcessStart), now.one(Builtin::ProcessStart))
         && old != new
     {
         return vec![(Lane::Server, "the server was restarted".to_owned(), 1.0)];
     }
     models(before, now, &mut found);
     let counted = Counted::new(interval);
-    let failed_changes = counted
-        .gains(Builtin::ModelChanges, |key| (key.label("result") == "failure").then(|| key.label("change").to_owned()));
+    let failed_changes = counted.gains(Builtin::ModelChanges, |key| {
+        (key.label("result") == "failure").then(|| key.label("change").to_owned())
+    });
     for (change, count) in failed_changes {
         found.push((Lane::Models, format!("{count} × {change} of a model failed"), count));
     }
-    for ((model, version), count) in counted.gains(Builtin::InstanceRestarts, |key| Some(model_key(key))) {
-        found.push((Lane::Instances, format!("{count} × instance of {model}, version {version} restarted"), count));
+    for ((model, version), count) in
+        counted.gains(Builtin::InstanceRestarts, |key| Some(model_key(key)))
+    {
+        found.push((
+            Lane::Instances,
+            format!("{count} × instance of {model}, version {version} restarted"),
+            count,
+        ));
     }
-    for (result, count) in counted.gains(Builtin::Reloads, |key| Some(key.label("result").to_owned())) {
-        let text =
-            if result == "success" { "metrics.yaml was read again" } else { "a changed metrics.yaml was rejected" };
+    for (result, count) in
+        counted.gains(Builtin::Reloads, |key| Some(key.label("result").to_owned()))
+    {
+        let text = if result == "success" {
+            "metrics.yaml was read again"
+        } else {
+            "a changed metrics.yaml was rejected"
+        };
         found.push((Lane::Server, text.to_owned(), count));
     }
-    let reloads = counted
-        .gains(Builtin::CredentialReloads, |key| Some((key.label("file").to_owned(), key.label("result").to_owned())));
+    let reloads = counted.gains(Builtin::CredentialReloads, |key| {
+        Some((key.label("file").to_owned(), key.label("result").to_owned()))
+    });
     for ((file, result), count) in reloads {
         let happened = if result == "success" { "were read again" } else { "were rejected" };
         found.push((Lane::Server, format!("the credentials {file} {happened}"), count));
     }
-    for (reason, count) in counted.gains(Builtin::RequestFailures, |key| Some(key.label("reason").to_owned())) {
+    for (reason, count) in
+        counted.gains(Builtin::RequestFailures, |key| Some(key.label("reason").to_owned()))
+    {
         if REFUSALS.contains(&reason.as_str()) {
             found.push((Lane::Refusals, format!("requests failed with {reason}"), count));
         }
     }
-    for (reason, count) in counted.gains(Builtin::ConnectionsRefused, |key| Some(key.label("reason").to_owned())) {
+    for (reason, count) in
+        counted.gains(Builtin::ConnectionsRefused, |key| Some(key.label("reason").to_owned()))
+    {
         found.push((Lane::Refusals, format!("connections were refused: {reason}"), count));
     }
     found
@@ -116,7 +141,11 @@ fn models(before: &Scrape, now: &Scrape, found: &mut Vec<(Lane, String, f64)>) {
         found.push((Lane::Models, text, 1.0));
     }
     for (model, version) in old.keys().filter(|key| !new.contains_key(key)) {
-        found.push((Lane::Models, format!("{model}, version {version} is not ready any more"), 1.0));
+        found.push((
+            Lane::Models,
+            format!("{model}, version {version} is not ready any more"),
+            1.0,
+        ));
     }
 }
 
@@ -167,8 +196,10 @@ mod tests {
 
     /// The events of scrapes that are a second apart: text and seconds.
     fn events(scrapes: &[&str]) -> Vec<(String, u64, u64)> {
-        let scrapes: Vec<Scrape> =
-            (0..).zip(scrapes).map(|(second, text)| Scrape::new(text, Instant(second * 1_000_000_000), None)).collect();
+        let scrapes: Vec<Scrape> = (0..)
+            .zip(scrapes)
+            .map(|(second, text)| Scrape::new(text, Instant(second * 1_000_000_000), None))
+            .collect();
         let mut events = VecDeque::new();
         for pair in scrapes.windows(2) {
             if let [before, now] = pair {
@@ -183,8 +214,8 @@ mod tests {
     fn loads_and_unloads_come_from_the_states() {
         let state = |ready: u32, load: f64| {
             format!(
-                "pharos_model_state{{model=\"m\",version=\"1\",state=\"READY\"}} {ready}\n\
-                 nv_model_load_duration_secs{{model=\"m\",version=\"1\"}} {load}\n"
+                "pharos_model_state{{model=\"m\",version=\"1\",state=\"READY\"}} \
+                 {ready}\nnv_model_load_duration_secs{{model=\"m\",version=\"1\"}} {load}\n"
             )
         };
         let scrapes = [state(0, 0.0), state(1, 0.5), state(1, 0.5), state(1, 0.25), state(0, 0.25)];
@@ -202,7 +233,9 @@ mod tests {
 
     #[test]
     fn refusals_that_continue_are_one_event() {
-        let refused = |count: u32| format!("pharos_request_failures_total{{reason=\"QUEUE_FULL\"}} {count}\n");
+        let refused = |count: u32| {
+            format!("pharos_request_failures_total{{reason=\"QUEUE_FULL\"}} {count}\n")
+        };
         let scrapes = ["".to_owned(), refused(2), refused(5), refused(5), refused(6)];
         let scrapes: Vec<&str> = scrapes.iter().map(String::as_str).collect();
         let text = |count: u32| format!("{count} requests failed with QUEUE_FULL");
@@ -213,14 +246,17 @@ mod tests {
     fn a_new_definition_and_a_restart_make_no_other_events() {
         let lines = |start: u32, reloads: u32, more: &str| {
             format!(
-                "process_start_time_seconds {start}\npharos_metrics_reloads_total{{result=\"success\"}} {reloads}\n{more}"
+                "process_start_time_seconds \
+                 {start}\npharos_metrics_reloads_total{{result=\"success\"}} {reloads}\n{more}"
             )
         };
         let restarts = "pharos_instance_restarts_total{model=\"m\",version=\"1\"} 3\n";
         let scrapes = [lines(1, 0, ""), lines(1, 1, restarts), lines(2, 0, "")];
         let scrapes: Vec<&str> = scrapes.iter().map(String::as_str).collect();
-        let expected =
-            [("metrics.yaml was read again".to_owned(), 1, 1), ("the server was restarted".to_owned(), 2, 2)];
+        let expected = [
+            ("metrics.yaml was read again".to_owned(), 1, 1),
+            ("the server was restarted".to_owned(), 2, 2),
+        ];
         assert_eq!(events(&scrapes), expected);
     }
 }

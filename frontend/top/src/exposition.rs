@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pharos::printable::printable;
 
-/// The name and the labels of a series: one text, because a server may have a million series. The parts are separated by a character
-/// that no part contains, since control characters are escaped.
+/// The name and the labels of a series: one text, because a server may have a million series. The
+/// parts are separated by a character that no part contains, since control characters are escaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key(Box<str>);
 
@@ -42,11 +42,13 @@ impl Key {
 /// Full name and version of a model.
 pub(crate) type ModelKey = (String, String);
 
-/// Returns the model of a series. With `--model-namespacing`, Triton's metrics have the namespace in a label, those of this
-/// server in the name of the model.
+/// Returns the model of a series. With `--model-namespacing`, Triton's metrics have the namespace
+/// in a label, those of this server in the name of the model.
 pub(crate) fn model_key(key: &Key) -> ModelKey {
     let model = match (key.label("namespace"), key.label("model")) {
-        (namespace, model) if !namespace.is_empty() && key.name().starts_with("nv_") => format!("{namespace}/{model}"),
+        (namespace, model) if !namespace.is_empty() && key.name().starts_with("nv_") => {
+            format!("{namespace}/{model}")
+        }
         (_, model) => model.to_owned(),
     };
     (model, key.label("version").to_owned())
@@ -55,9 +57,12 @@ pub(crate) fn model_key(key: &Key) -> ModelKey {
 /// The series of one sample name.
 pub(crate) type Family = Vec<(Arc<Key>, f64)>;
 
-/// Reads a scrape: sample name to its series, in the order of the text. Lines that are not valid are omitted. `known` returns the key of
-/// an earlier scrape, which is shared.
-pub(crate) fn parse(text: &str, known: impl Fn(&Key) -> Option<Arc<Key>>) -> HashMap<String, Family> {
+/// Reads a scrape: sample name to its series, in the order of the text. Lines that are not valid
+/// are omitted. `known` returns the key of an earlier scrape, which is shared.
+pub(crate) fn parse(
+    text: &str,
+    known: impl Fn(&Key) -> Option<Arc<Key>>,
+) -> HashMap<String, Family> {
     let mut families: HashMap<String, Family> = HashMap::new();
     for (key, value) in text.lines().filter_map(sample) {
         let key = known(&key).unwrap_or_else(|| Arc::new(key));
@@ -140,7 +145,10 @@ mod tests {
     #[test]
     fn reads_names_labels_and_values() {
         let (key, value) = one(r#"a_total{model="m",version="1"} 2.5 1700000000"#);
-        assert_eq!((key.name(), key.label("model"), key.label("version"), value), ("a_total", "m", "1", 2.5));
+        assert_eq!(
+            (key.name(), key.label("model"), key.label("version"), value),
+            ("a_total", "m", "1", 2.5)
+        );
         assert_eq!(key.label("other"), "");
         assert_eq!(one("up 1").1, 1.0);
         assert_eq!(one("a{} -Inf").1, f64::NEG_INFINITY);
@@ -157,10 +165,13 @@ mod tests {
 
     #[test]
     fn invalid_lines_are_omitted() {
-        for text in ["", "# HELP a b", "a", "a{", "a{b} 1", "a{b=\"c} 1", "a{b=\"c\\", "a x", "a{b=c} 1"] {
+        for text in
+            ["", "# HELP a b", "a", "a{", "a{b} 1", "a{b=\"c} 1", "a{b=\"c\\", "a x", "a{b=c} 1"]
+        {
             assert_eq!(sample(text), None, "{text}");
         }
-        let families = parse("# TYPE a counter\na{b=\"1\"} 1\nwrong\na{b=\"2\"} 2\nc 3\n", |_| None);
+        let families =
+            parse("# TYPE a counter\na{b=\"1\"} 1\nwrong\na{b=\"2\"} 2\nc 3\n", |_| None);
         let values: Vec<f64> = families["a"].iter().map(|(_, value)| *value).collect();
         assert_eq!((values, families.len()), (vec![1.0, 2.0], 2));
     }

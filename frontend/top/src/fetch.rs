@@ -49,7 +49,8 @@ impl Source {
     pub(crate) async fn scrape(&self) -> Result<String, String> {
         let url = &self.url;
         let scraped = tokio::time::timeout(LIMIT, self.answer()).await;
-        let scraped = scraped.unwrap_or_else(|_| Err(format!("no answer within {} s", LIMIT.as_secs())));
+        let scraped =
+            scraped.unwrap_or_else(|_| Err(format!("no answer within {} s", LIMIT.as_secs())));
         scraped.map_err(|reason| format!("cannot read {url}: {reason}"))
     }
 
@@ -62,18 +63,27 @@ impl Source {
         if !status.is_success() {
             return Err(format!("the server answered {status}"));
         }
-        let body = Limited::new(response.into_body(), LONGEST).collect().await.map_err(|error| error.to_string())?;
+        let body = Limited::new(response.into_body(), LONGEST)
+            .collect()
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
     }
 }
 
 /// Completes a URL.
 fn target(url: &str) -> Result<Uri, String> {
-    let invalid = || format!("'{url}' is not a URL of metrics; allowed are [http[s]://]HOST[:PORT][/PATH]");
+    let invalid =
+        || format!("'{url}' is not a URL of metrics; allowed are [http[s]://]HOST[:PORT][/PATH]");
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
     let mut parts = with_scheme.parse::<Uri>().map_err(|_| invalid())?.into_parts();
-    let authority = parts.authority.take().filter(|authority| !authority.host().is_empty()).ok_or_else(invalid)?;
-    let is_http = parts.scheme.as_ref().is_some_and(|scheme| matches!(scheme.as_str(), "http" | "https"));
+    let authority = parts
+        .authority
+        .take()
+        .filter(|authority| !authority.host().is_empty())
+        .ok_or_else(invalid)?;
+    let is_http =
+        parts.scheme.as_ref().is_some_and(|scheme| matches!(scheme.as_str(), "http" | "https"));
     if !is_http || authority.as_str().contains('@') {
         return Err(invalid());
     }

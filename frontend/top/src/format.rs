@@ -17,7 +17,10 @@ const fn step(from: f64, factor: f64, unit: &'static str) -> Step {
 fn with(steps: &[Step], value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| !value.is_nan()) else { return NONE.to_owned() };
     let step = steps.iter().find(|step| value.abs() >= step.from).or(steps.last());
-    step.map_or_else(|| digits(value), |step| format!("{}{}", digits(value / step.factor), step.unit))
+    step.map_or_else(
+        || digits(value),
+        |step| format!("{}{}", digits(value / step.factor), step.unit),
+    )
 }
 
 /// Formats with three significant digits, without trailing zeros.
@@ -32,7 +35,10 @@ fn digits(value: f64) -> String {
 }
 
 pub(crate) fn number(value: Option<f64>) -> String {
-    with(&[step(1e9, 1e9, "G"), step(1e6, 1e6, "M"), step(1e4, 1e3, "k"), step(0.0, 1.0, "")], value)
+    with(
+        &[step(1e9, 1e9, "G"), step(1e6, 1e6, "M"), step(1e4, 1e3, "k"), step(0.0, 1.0, "")],
+        value,
+    )
 }
 
 pub(crate) fn rate(value: Option<f64>) -> String {

@@ -30,7 +30,8 @@ impl History {
         let scrape = Scrape::new(text, at, self.scrapes.back());
         let is_large = scrape.len() > LARGE;
         self.scrapes.push_back(scrape);
-        while self.scrapes.len() > 2 && (is_large || self.scrapes.get(1).is_some_and(|second| at - second.at >= STEADY))
+        while self.scrapes.len() > 2
+            && (is_large || self.scrapes.get(1).is_some_and(|second| at - second.at >= STEADY))
         {
             self.scrapes.pop_front();
         }
@@ -76,7 +77,11 @@ mod tests {
         }
         let recent = history.recent().unwrap();
         assert_eq!(
-            (recent.seconds(), recent.gain(Builtin::InferenceCount), recent.now.one(Builtin::InferenceCount)),
+            (
+                recent.seconds(),
+                recent.gain(Builtin::InferenceCount),
+                recent.now.one(Builtin::InferenceCount)
+            ),
             (10.0, Some(10.0), Some(29.0))
         );
     }

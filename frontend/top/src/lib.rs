@@ -1,5 +1,5 @@
-//! `pharos top`: shows the metrics of a server in a terminal. Reads `/metrics` alone, so it works with every server that has Triton's
-//! metrics, and shows more with this server's own.
+//! `pharos top`: shows the metrics of a server in a terminal. Reads `/metrics` alone, so it works
+//! with every server that has Triton's metrics, and shows more with this server's own.
 
 mod events;
 mod exposition;
@@ -52,7 +52,8 @@ pub struct Options {
 /// Shows the metrics until the user ends the program.
 ///
 /// # Errors
-/// The URL or a certificate cannot be used, there is no terminal, or (with `once`) the server does not answer.
+/// The URL or a certificate cannot be used, there is no terminal, or (with `once`) the server does
+/// not answer.
 pub fn run(options: Options) -> Result<(), String> {
     let source = Source::new(&options.url, &options.tls)?;
     let has_terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
@@ -64,7 +65,8 @@ pub fn run(options: Options) -> Result<(), String> {
     if options.once {
         return once(&scrapes, &view);
     }
-    let mut terminal = ratatui::try_init().map_err(|error| format!("cannot use the terminal: {error}"))?;
+    let mut terminal =
+        ratatui::try_init().map_err(|error| format!("cannot use the terminal: {error}"))?;
     let ended = interact(&mut terminal, &scrapes, &mut view);
     ratatui::restore();
     ended.map_err(|error| format!("the terminal failed: {error}"))
@@ -74,7 +76,8 @@ pub fn run(options: Options) -> Result<(), String> {
 fn start_scraping(source: Source, interval: Duration) -> Result<Receiver<Answered>, String> {
     let (sender, scrapes) = mpsc::sync_channel(1);
     let failed = |error: io::Error| format!("cannot start: {error}");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let scraping = async move {
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -86,7 +89,10 @@ fn start_scraping(source: Source, interval: Duration) -> Result<Receiver<Answere
             }
         }
     };
-    thread::Builder::new().name("scrape".to_owned()).spawn(move || runtime.block_on(scraping)).map_err(failed)?;
+    thread::Builder::new()
+        .name("scrape".to_owned())
+        .spawn(move || runtime.block_on(scraping))
+        .map_err(failed)?;
     Ok(scrapes)
 }
 
@@ -111,14 +117,22 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
     }
     let used = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
     let mut out = io::stdout().lock();
-    match writeln!(out, "{}", lines.get(..used).unwrap_or_default().join("\n")).and_then(|()| out.flush()) {
+    match writeln!(out, "{}", lines.get(..used).unwrap_or_default().join("\n"))
+        .and_then(|()| out.flush())
+    {
         // A reader that closes the pipe early is not an error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write the page: {error}")),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write the page: {error}"))
+        }
         _ => Ok(()),
     }
 }
 
-fn interact(terminal: &mut DefaultTerminal, scrapes: &Receiver<Answered>, view: &mut View) -> io::Result<()> {
+fn interact(
+    terminal: &mut DefaultTerminal,
+    scrapes: &Receiver<Answered>,
+    view: &mut View,
+) -> io::Result<()> {
     let mut history = History::default();
     let mut changed = true;
     loop {
@@ -186,7 +200,11 @@ mod tests {
         assert!(press(&mut view, key(KeyCode::Right)) && view.sort != before);
         assert!(press(&mut view, key(KeyCode::Left)) && view.sort == before);
         assert!(press(&mut view, key(KeyCode::Char('r'))) && view.ascending);
-        assert!(press(&mut view, key(KeyCode::Down)) && press(&mut view, key(KeyCode::PageDown)) && view.first == 2);
+        assert!(
+            press(&mut view, key(KeyCode::Down))
+                && press(&mut view, key(KeyCode::PageDown))
+                && view.first == 2
+        );
         assert!(press(&mut view, key(KeyCode::Up)) && view.first == 1);
         assert!(press(&mut view, key(KeyCode::PageUp)) && view.first == 0);
         assert!(press(&mut view, key(KeyCode::End)) && view.first > 0);

@@ -12,7 +12,8 @@ const SUCCESS: Builtin = Builtin::RequestSuccess;
 const PENDING: Builtin = Builtin::PendingRequests;
 const INSTANCES: Builtin = Builtin::Instances;
 
-/// The figures of one model over the last seconds. `None` where the server does not have the metric.
+/// The figures of one model over the last seconds. `None` where the server does not have the
+/// metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Model {
     pub(crate) name: String,
@@ -41,7 +42,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Returns whether the latest load failed, an instance is not ready, or more than 1 % of the requests fail.
+    /// Returns whether the latest load failed, an instance is not ready, or more than 1 % of the
+    /// requests fail.
     pub(crate) fn is_troubled(&self) -> bool {
         let failures = self.failures.unwrap_or_default();
         self.load_failed
@@ -55,13 +57,18 @@ pub(crate) fn models(history: &History) -> Vec<Model> {
     let Some(now) = history.latest() else { return Vec::new() };
     let recent = history.recent().map(Recent::new);
     let levels = Levels::new(now);
-    known(now, &levels.load_failed).into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
+    known(now, &levels.load_failed)
+        .into_iter()
+        .map(|key| model(key, &levels, recent.as_ref()))
+        .collect()
 }
 
-/// Returns the models of a scrape: the loaded versions, and, without a version, models whose load failed.
+/// Returns the models of a scrape: the loaded versions, and, without a version, models whose load
+/// failed.
 fn known(scrape: &Scrape, load_failed: &BTreeSet<String>) -> BTreeSet<ModelKey> {
     let families = [SUCCESS, INSTANCES, PENDING];
-    let keys = families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
+    let keys =
+        families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
     let mut known: BTreeSet<ModelKey> = keys.filter(|(name, _)| !name.is_empty()).collect();
     let loaded: BTreeSet<String> = known.iter().map(|(name, _)| name.clone()).collect();
     known.extend(load_failed.difference(&loaded).map(|name| (name.clone(), String::new())));
@@ -83,10 +90,12 @@ struct Levels {
 
 impl Levels {
     fn new(now: &Scrape) -> Self {
-        let failed = now.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
+        let failed =
+            now.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
         let mut ready = ByModel::new();
         for (key, value) in now.list(INSTANCES) {
-            *ready.entry(model_key(key)).or_default() += if key.label("state") == "ready" { *value } else { 0.0 };
+            *ready.entry(model_key(key)).or_default() +=
+                if key.label("state") == "ready" { *value } else { 0.0 };
         }
         Self {
             ready,
@@ -181,14 +190,18 @@ mod tests {
         let labels = "model=\"m\",version=\"1\"";
         let text = |n: f64| {
             format!(
-                "nv_inference_request_success{{{labels}}} {}\nnv_inference_request_failure{{{labels},reason=\"OTHER\"}} {}\n\
-                 nv_inference_request_duration_us{{{labels}}} {}\nnv_inference_queue_duration_us{{{labels}}} {}\n\
-                 nv_inference_count{{{labels}}} {}\nnv_inference_exec_count{{{labels}}} {}\n\
-                 pharos_instance_busy_seconds_total{{{labels},instance=\"m_0\"}} {}\n\
-                 pharos_request_duration_seconds_bucket{{{labels},le=\"0.01\"}} {}\n\
-                 pharos_request_duration_seconds_bucket{{{labels},le=\"+Inf\"}} {}\n\
-                 nv_inference_pending_request_count{{{labels}}} 3\npharos_worker_resident_bytes{{{labels},instance=\"m_0\"}} 5\n\
-                 pharos_instances{{{labels},state=\"ready\"}} 1\npharos_instances{{{labels},state=\"lost\"}} 1\n",
+                "nv_inference_request_success{{{labels}}} \
+                 {}\nnv_inference_request_failure{{{labels},reason=\"OTHER\"}} \
+                 {}\nnv_inference_request_duration_us{{{labels}}} \
+                 {}\nnv_inference_queue_duration_us{{{labels}}} \
+                 {}\nnv_inference_count{{{labels}}} {}\nnv_inference_exec_count{{{labels}}} \
+                 {}\npharos_instance_busy_seconds_total{{{labels},instance=\"m_0\"}} \
+                 {}\npharos_request_duration_seconds_bucket{{{labels},le=\"0.01\"}} \
+                 {}\npharos_request_duration_seconds_bucket{{{labels},le=\"+Inf\"}} \
+                 {}\nnv_inference_pending_request_count{{{labels}}} \
+                 3\npharos_worker_resident_bytes{{{labels},instance=\"m_0\"}} \
+                 5\npharos_instances{{{labels},state=\"ready\"}} \
+                 1\npharos_instances{{{labels},state=\"lost\"}} 1\n",
                 100.0 * n,
                 10.0 * n,
                 200_000.0 * n,
@@ -202,10 +215,16 @@ mod tests {
         };
         let found = models(&history(&[&text(1.0), &text(2.0)]));
         let [model] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((model.requests, model.failures, model.waiting), (Some(50.0), Some(5.0), Some(3.0)));
+        assert_eq!(
+            (model.requests, model.failures, model.waiting),
+            (Some(50.0), Some(5.0), Some(3.0))
+        );
         assert_eq!((model.mean, model.queue, model.batch), (Some(0.002), Some(0.25), Some(8.0)));
         assert_eq!((model.p50, model.busy, model.memory), (Some(0.005), Some(0.25), Some(5.0)));
-        assert_eq!((model.ready, model.instances, model.is_troubled()), (Some(1.0), Some(2.0), true));
+        assert_eq!(
+            (model.ready, model.instances, model.is_troubled()),
+            (Some(1.0), Some(2.0), true)
+        );
     }
 
     #[test]
@@ -216,10 +235,11 @@ mod tests {
                 let full = format!("{namespace}/m");
                 let full = format!("model=\"{full}\",version=\"1\"");
                 format!(
-                    "nv_inference_request_success{{{bare}}} {}\nnv_inference_pending_request_count{{{bare}}} {factor}\n\
-                     pharos_request_duration_seconds_bucket{{{full},le=\"0.01\"}} {}\n\
-                     pharos_request_duration_seconds_bucket{{{full},le=\"+Inf\"}} {}\n\
-                     pharos_instances{{{full},state=\"ready\"}} {factor}\n",
+                    "nv_inference_request_success{{{bare}}} \
+                     {}\nnv_inference_pending_request_count{{{bare}}} \
+                     {factor}\npharos_request_duration_seconds_bucket{{{full},le=\"0.01\"}} \
+                     {}\npharos_request_duration_seconds_bucket{{{full},le=\"+Inf\"}} \
+                     {}\npharos_instances{{{full},state=\"ready\"}} {factor}\n",
                     factor * n,
                     factor * n,
                     factor * n
@@ -230,7 +250,15 @@ mod tests {
         let found = models(&history(&[&text(1.0), &text(2.0)]));
         let shown: Vec<_> = found
             .iter()
-            .map(|model| (model.name.as_str(), model.requests, model.waiting, model.ready, model.p50.is_some()))
+            .map(|model| {
+                (
+                    model.name.as_str(),
+                    model.requests,
+                    model.waiting,
+                    model.ready,
+                    model.p50.is_some(),
+                )
+            })
             .collect();
         let row = |name, factor| (name, Some(factor / 2.0), Some(factor), Some(factor), true);
         assert_eq!(shown, [row("/a/m", 2.0), row("/b/m", 4.0)]);
@@ -241,15 +269,30 @@ mod tests {
         let of = |model: &str, succeeded: u8| {
             format!("pharos_model_last_load_successful{{model=\"{model}\"}} {succeeded}\n")
         };
-        let serves = |model: &str| format!("pharos_instances{{model=\"{model}\",version=\"1\",state=\"ready\"}} 1\n");
-        let text =
-            of("broken", 0) + &of("good", 1) + &of("old", 0) + &of("unloaded", 1) + &serves("good") + &serves("old");
+        let serves = |model: &str| {
+            format!("pharos_instances{{model=\"{model}\",version=\"1\",state=\"ready\"}} 1\n")
+        };
+        let text = of("broken", 0)
+            + &of("good", 1)
+            + &of("old", 0)
+            + &of("unloaded", 1)
+            + &serves("good")
+            + &serves("old");
         let found = models(&history(&[&text]));
         let shown: Vec<_> = found
             .iter()
-            .map(|model| (model.name.as_str(), model.version.as_str(), model.ready, model.is_troubled()))
+            .map(|model| {
+                (model.name.as_str(), model.version.as_str(), model.ready, model.is_troubled())
+            })
             .collect();
-        assert_eq!(shown, [("broken", "", None, true), ("good", "1", Some(1.0), false), ("old", "1", Some(1.0), true)]);
+        assert_eq!(
+            shown,
+            [
+                ("broken", "", None, true),
+                ("good", "1", Some(1.0), false),
+                ("old", "1", Some(1.0), true)
+            ]
+        );
     }
 
     #[test]

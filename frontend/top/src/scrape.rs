@@ -19,7 +19,8 @@ pub(crate) struct Scrape {
 impl Scrape {
     /// Reads a scrape. The keys of series that `before` has too are shared with it.
     pub(crate) fn new(text: &str, at: Instant, before: Option<&Self>) -> Self {
-        let families = parse(text, |key| before?.values.get_key_value(key).map(|(key, _)| key.clone()));
+        let families =
+            parse(text, |key| before?.values.get_key_value(key).map(|(key, _)| key.clone()));
         let values = families.values().flatten().cloned().collect();
         Self { at, families, values }
     }
@@ -55,7 +56,12 @@ impl Scrape {
 
     /// Returns the sum of the series that `keep` selects; `None` without any.
     pub(crate) fn sum_of(&self, metric: Builtin, keep: impl Fn(&Key) -> bool) -> Option<f64> {
-        let mut kept = self.list(metric).iter().filter(|(key, _)| keep(key)).map(|(_, value)| *value).peekable();
+        let mut kept = self
+            .list(metric)
+            .iter()
+            .filter(|(key, _)| keep(key))
+            .map(|(_, value)| *value)
+            .peekable();
         kept.peek()?;
         Some(kept.sum())
     }
@@ -82,7 +88,8 @@ pub(crate) struct Interval<'a> {
     pub(crate) now: &'a Scrape,
 }
 
-/// Returns the increase of a counter. One that fell was reset, so its value is the increase since then.
+/// Returns the increase of a counter. One that fell was reset, so its value is the increase since
+/// then.
 pub(crate) fn rise(before: f64, now: f64) -> f64 {
     if now >= before { now - before } else { now }
 }
@@ -93,8 +100,13 @@ impl Interval<'_> {
         (self.now.at - self.before.at).as_secs_f64().max(0.001)
     }
 
-    /// Returns the increases of a counter by `of`. If the previous scrape had other series of the counter, a new one has begun at 0.
-    pub(crate) fn gains<K: Ord>(&self, metric: Builtin, of: impl Fn(&Key) -> K) -> BTreeMap<K, f64> {
+    /// Returns the increases of a counter by `of`. If the previous scrape had other series of the
+    /// counter, a new one has begun at 0.
+    pub(crate) fn gains<K: Ord>(
+        &self,
+        metric: Builtin,
+        of: impl Fn(&Key) -> K,
+    ) -> BTreeMap<K, f64> {
         self.gains_of(metric.name(), of)
     }
 
@@ -172,19 +184,24 @@ impl Ord for Bound {
 pub(crate) struct Distribution(Vec<(f64, f64)>);
 
 impl Distribution {
-    /// Returns a quantile as Prometheus computes it: linear within a bucket, at most the last finite bound. `None` without
-    /// observations.
+    /// Returns a quantile as Prometheus computes it: linear within a bucket, at most the last
+    /// finite bound. `None` without observations.
     pub(crate) fn quantile(&self, quantile: f64) -> Option<f64> {
         let total = self.0.last().map(|(_, count)| *count).filter(|count| *count > 0.0)?;
         let rank = quantile * total;
         let at = self.0.iter().position(|(_, count)| *count >= rank && *count > 0.0)?;
-        let (low, below) = at.checked_sub(1).and_then(|before| self.0.get(before)).copied().unwrap_or_default();
+        let (low, below) =
+            at.checked_sub(1).and_then(|before| self.0.get(before)).copied().unwrap_or_default();
         let (high, count) = *self.0.get(at)?;
         if high.is_infinite() {
             return Some(low);
         }
         let inside = count - below;
-        Some(if inside > 0.0 { low + (high - low) * (rank - below).max(0.0) / inside } else { high })
+        Some(if inside > 0.0 {
+            low + (high - low) * (rank - below).max(0.0) / inside
+        } else {
+            high
+        })
     }
 }
 
@@ -205,10 +222,14 @@ mod tests {
 
     #[test]
     fn rates_cover_two_scrapes_and_resets_count_from_zero() {
-        let before =
-            Scrape::new("nv_inference_count{model=\"m\"} 10\nnv_inference_count{model=\"n\"} 5\n", at(0), None);
+        let before = Scrape::new(
+            "nv_inference_count{model=\"m\"} 10\nnv_inference_count{model=\"n\"} 5\n",
+            at(0),
+            None,
+        );
         let now = Scrape::new(
-            "nv_inference_count{model=\"m\"} 30\nnv_inference_count{model=\"n\"} 2\nnv_inference_count{model=\"new\"} 9\n",
+            "nv_inference_count{model=\"m\"} 30\nnv_inference_count{model=\"n\"} \
+             2\nnv_inference_count{model=\"new\"} 9\n",
             at(2),
             None,
         );
@@ -217,7 +238,11 @@ mod tests {
         let gains = interval.gains(METRIC, model);
         assert_eq!((gains["m"], gains["n"], gains["new"]), (20.0, 2.0, 9.0));
         assert_eq!(
-            (interval.gain(Builtin::ExecutionCount), now.sum(METRIC), now.sum_of(METRIC, |_| false)),
+            (
+                interval.gain(Builtin::ExecutionCount),
+                now.sum(METRIC),
+                now.sum_of(METRIC, |_| false)
+            ),
             (None, Some(41.0), None)
         );
     }
@@ -227,14 +252,19 @@ mod tests {
         let text = |counts: [u32; 3]| {
             let [low, high, all] = counts;
             format!(
-                "pharos_batch_size_bucket{{le=\"100\"}} {low}\npharos_batch_size_bucket{{le=\"1000\"}} {high}\npharos_batch_size_bucket{{le=\"+Inf\"}} {all}\n"
+                "pharos_batch_size_bucket{{le=\"100\"}} \
+                 {low}\npharos_batch_size_bucket{{le=\"1000\"}} \
+                 {high}\npharos_batch_size_bucket{{le=\"+Inf\"}} {all}\n"
             )
         };
         let before = Scrape::new(&text([1, 2, 3]), at(0), None);
         let now = Scrape::new(&text([11, 92, 103]), at(1), None);
         let all = Interval { before: &before, now: &now }.distributions(Builtin::BatchSize, |_| ());
         let quantile = |q| all[&()].quantile(q).unwrap();
-        assert_eq!((quantile(0.05), quantile(0.5), quantile(0.99)), (50.0, 100.0 + 900.0 * 40.0 / 80.0, 1000.0));
+        assert_eq!(
+            (quantile(0.05), quantile(0.5), quantile(0.99)),
+            (50.0, 100.0 + 900.0 * 40.0 / 80.0, 1000.0)
+        );
         let none = Interval { before: &now, now: &now }.distributions(Builtin::BatchSize, |_| ());
         assert_eq!(none[&()].quantile(0.5), None);
     }

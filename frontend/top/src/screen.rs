@@ -27,16 +27,46 @@ struct Column {
 
 /// The columns after the name, the version and the instances.
 const COLUMNS: [Column; 10] = [
-    Column { head: "requests", width: 10, text: |model| rate(model.requests), value: |model| model.requests },
-    Column { head: "failures", width: 9, text: |model| rate(model.failures), value: |model| model.failures },
+    Column {
+        head: "requests",
+        width: 10,
+        text: |model| rate(model.requests),
+        value: |model| model.requests,
+    },
+    Column {
+        head: "failures",
+        width: 9,
+        text: |model| rate(model.failures),
+        value: |model| model.failures,
+    },
     Column { head: "mean", width: 8, text: |model| seconds(model.mean), value: |model| model.mean },
     Column { head: "p50", width: 8, text: |model| seconds(model.p50), value: |model| model.p50 },
     Column { head: "p99", width: 8, text: |model| seconds(model.p99), value: |model| model.p99 },
-    Column { head: "queue", width: 7, text: |model| percent(model.queue), value: |model| model.queue },
-    Column { head: "waiting", width: 8, text: |model| number(model.waiting), value: |model| model.waiting },
-    Column { head: "batch", width: 6, text: |model| number(model.batch), value: |model| model.batch },
+    Column {
+        head: "queue",
+        width: 7,
+        text: |model| percent(model.queue),
+        value: |model| model.queue,
+    },
+    Column {
+        head: "waiting",
+        width: 8,
+        text: |model| number(model.waiting),
+        value: |model| model.waiting,
+    },
+    Column {
+        head: "batch",
+        width: 6,
+        text: |model| number(model.batch),
+        value: |model| model.batch,
+    },
     Column { head: "busy", width: 7, text: |model| percent(model.busy), value: |model| model.busy },
-    Column { head: "memory", width: 9, text: |model| bytes(model.memory), value: |model| model.memory },
+    Column {
+        head: "memory",
+        width: 9,
+        text: |model| bytes(model.memory),
+        value: |model| model.memory,
+    },
 ];
 
 /// The rows of a small table, and of the events.
@@ -144,7 +174,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &mut View) {
         let rows = u16::try_from(rows).unwrap_or(u16::MAX);
         if view.unlimited { rows } else { rows.min(SMALL) }
     };
-    let mut parts = vec![Constraint::Length(2), Constraint::Length(2), model_height(view, all.len())];
+    let mut parts =
+        vec![Constraint::Length(2), Constraint::Length(2), model_height(view, all.len())];
     parts.extend(small.iter().map(|table| Constraint::Length(height(table.rows.len()) + 2)));
     parts.push(Constraint::Length(height(events.len().max(1)) + 1));
     parts.push(Constraint::Length(1));
@@ -161,7 +192,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &mut View) {
     let none = events.is_empty().then(|| Line::from("none".dark_gray()));
     let lines: Vec<Line<'_>> = [title].into_iter().chain(none).chain(events).collect();
     frame.render_widget(Paragraph::new(lines), next());
-    let keys = "q quit   p pause   s/S sort by another column   r reverse   ↑↓ PgUp PgDn Home End scroll";
+    let keys =
+        "q quit   p pause   s/S sort by another column   r reverse   ↑↓ PgUp PgDn Home End scroll";
     if !view.unlimited {
         frame.render_widget(Paragraph::new(keys.dark_gray()), next());
     }
@@ -177,18 +209,24 @@ fn model_height(view: &View, rows: usize) -> Constraint {
 /// Returns the line with the server and its state, and the reason if the last scrape failed.
 fn head(history: &History, view: &View) -> Vec<Line<'static>> {
     let now = history.latest();
-    let build =
-        now.and_then(|now| now.list(Builtin::BuildInfo).first().map(|(key, _)| key.label("version").to_owned()));
+    let build = now.and_then(|now| {
+        now.list(Builtin::BuildInfo).first().map(|(key, _)| key.label("version").to_owned())
+    });
     let mut line = vec!["pharos top ".bold(), Span::from(view.url.clone())];
     line.extend(build.map(|version| Span::from(format!("   version {version}"))));
     if let (Some(now), Some(started)) = (now, now.and_then(|now| now.one(Builtin::ProcessStart))) {
         let up = pharos_os::clock::wall_ms() as f64 / 1e3 - started;
-        line.push(Span::from(format!("   up {}   {} series", seconds(Some(up.max(0.0))), now.len())));
+        line.push(Span::from(format!(
+            "   up {}   {} series",
+            seconds(Some(up.max(0.0))),
+            now.len()
+        )));
     }
     let state = match (now, view.paused) {
         (None, _) => Span::from("   waiting for the first answer").yellow(),
         (_, true) => Span::from("   paused").yellow(),
-        _ => Span::from(format!("   every {}", seconds(Some(view.interval.as_secs_f64())))).dark_gray(),
+        _ => Span::from(format!("   every {}", seconds(Some(view.interval.as_secs_f64()))))
+            .dark_gray(),
     };
     line.push(state);
     let error = view.error.iter().map(|error| Line::from(error.clone().red()));
@@ -211,7 +249,8 @@ fn figures(history: &History, models: &[Model]) -> Line<'static> {
 const NAMES: u16 = 16;
 const NUMBERS: u16 = 7;
 
-/// Returns at most `width` characters of a name, without its beginning: the names of models in a repository differ at their ends.
+/// Returns at most `width` characters of a name, without its beginning: the names of models in a
+/// repository differ at their ends.
 fn shortened(name: &str, width: u16) -> String {
     let excess = name.chars().count().saturating_sub(width.into());
     match excess {
@@ -229,9 +268,14 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Model], view: &mut V
         (false, _) => "",
     };
     let right = |text: String| Text::from(text).alignment(Alignment::Right);
-    let mut heads =
-        vec![Text::from(format!("model{}", arrow(0))), right("version".to_owned()), right("ready".to_owned())];
-    heads.extend(COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))));
+    let mut heads = vec![
+        Text::from(format!("model{}", arrow(0))),
+        right("version".to_owned()),
+        right("ready".to_owned()),
+    ];
+    heads.extend(
+        COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))),
+    );
     let others: u16 = COLUMNS.iter().map(|column| column.width + 1).sum();
     let names = area.width.saturating_sub(others + 2 * (NUMBERS + 1)).max(NAMES);
     // A row takes kilobytes, so only the rows on the screen are made.
@@ -241,13 +285,19 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Model], view: &mut V
             _ if model.load_failed && model.version.is_empty() => "failed".to_owned(),
             _ => crate::format::NONE.to_owned(),
         };
-        let mut cells = vec![Text::from(shortened(&model.name, names)), right(model.version.clone()), right(ready)];
+        let mut cells = vec![
+            Text::from(shortened(&model.name, names)),
+            right(model.version.clone()),
+            right(ready),
+        ];
         cells.extend(COLUMNS.iter().map(|column| right((column.text)(model))));
         Row::new(cells).style(style(if model.is_troubled() { Level::Bad } else { Level::Plain }))
     });
-    let mut widths = vec![Constraint::Min(NAMES), Constraint::Length(NUMBERS), Constraint::Length(NUMBERS)];
+    let mut widths =
+        vec![Constraint::Min(NAMES), Constraint::Length(NUMBERS), Constraint::Length(NUMBERS)];
     widths.extend(COLUMNS.iter().map(|column| Constraint::Length(column.width)));
-    let head = Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
+    let head =
+        Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
     frame.render_widget(widgets::Table::new(rows, widths).header(head).column_spacing(1), area);
 }
 
@@ -260,13 +310,15 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table) {
     let heads = table.heads.iter().enumerate().map(|(at, head)| text(at, (*head).to_owned()));
     let rows = table.rows.iter().map(|row| {
         let cells = row.iter().enumerate();
-        let cells = cells.map(|(at, (content, level))| text(at, content.clone()).style(style(*level)));
+        let cells =
+            cells.map(|(at, (content, level))| text(at, content.clone()).style(style(*level)));
         Row::new(cells.collect::<Vec<_>>())
     });
     let columns = 0..table.heads.len();
-    let widths = columns.map(|at| if at < texts { Constraint::Min(16) } else { Constraint::Length(16) });
-    let head =
-        Row::new(heads.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
+    let widths =
+        columns.map(|at| if at < texts { Constraint::Min(16) } else { Constraint::Length(16) });
+    let head = Row::new(heads.collect::<Vec<_>>())
+        .style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
     frame.render_widget(widgets::Table::new(rows, widths).header(head).column_spacing(1), area);
 }
 
@@ -299,8 +351,9 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, history, &mut view.clone())).unwrap();
         let cells = terminal.backend().buffer().content();
-        let line =
-            |cells: &[ratatui::buffer::Cell]| cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>();
+        let line = |cells: &[ratatui::buffer::Cell]| {
+            cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>()
+        };
         cells.chunks(width.into()).map(|cells| line(cells).trim_end().to_owned()).collect()
     }
 
@@ -309,18 +362,29 @@ mod tests {
     }
 
     fn scrape(n: u64) -> String {
-        let mut text =
-            "process_start_time_seconds 1\npharos_build_info{version=\"9\"} 1\nCPUUtilization 95\n".to_owned();
+        let mut text = "process_start_time_seconds 1\npharos_build_info{version=\"9\"} \
+                        1\nCPUUtilization 95\n"
+            .to_owned();
         for (model, factor) in [("slow", 1), ("quick", 10)] {
-            text += &format!("nv_inference_request_success{{model=\"{model}\",version=\"1\"}} {}\n", factor * n);
+            text += &format!(
+                "nv_inference_request_success{{model=\"{model}\",version=\"1\"}} {}\n",
+                factor * n
+            );
         }
         for tenant in ["a", "b\u{1b}[31m"] {
-            text += &format!("pharos_tenant_requests_total{{model=\"slow\",version=\"1\",tenant=\"{tenant}\"}} {n}\n");
+            text += &format!(
+                "pharos_tenant_requests_total{{model=\"slow\",version=\"1\",tenant=\"{tenant}\"}} \
+                 {n}\n"
+            );
         }
         let slo = "slo=\"fast\",sli=\"latency\",model=\"slow\",version=\"1\"";
-        text += &format!("pharos_slo_good_requests_total{{{slo}}} 0\npharos_slo_requests_total{{{slo}}} {n}\n");
-        text +=
-            &format!("pharos_slo_objective_ratio{{{slo}}} 0.9\npharos_slo_error_budget_remaining_ratio{{{slo}}} -9\n");
+        text += &format!(
+            "pharos_slo_good_requests_total{{{slo}}} 0\npharos_slo_requests_total{{{slo}}} {n}\n"
+        );
+        text += &format!(
+            "pharos_slo_objective_ratio{{{slo}}} \
+             0.9\npharos_slo_error_budget_remaining_ratio{{{slo}}} -9\n"
+        );
         text
     }
 
@@ -336,7 +400,10 @@ mod tests {
     fn a_page_has_all_parts() {
         let lines = page(&history(), &view(), 140, 30);
         let text = lines.join("\n");
-        assert!(lines[0].starts_with("pharos top http://host:8082/metrics   version 9   up "), "{text}");
+        assert!(
+            lines[0].starts_with("pharos top http://host:8082/metrics   version 9   up "),
+            "{text}"
+        );
         assert!(text.contains("requests 22/s") && text.contains("CPU 95 %"), "{text}");
         let of = |name: &str| lines.iter().position(|line| line.starts_with(name)).unwrap();
         assert!(of("quick") < of("slow"), "{text}");
@@ -350,8 +417,11 @@ mod tests {
     #[test]
     fn long_names_keep_their_ends() {
         let mut history = History::default();
-        let models = ["/a/repository/of/many/models/one", "/a/repository/of/many/models/two", "short"];
-        let text = models.map(|name| format!("nv_inference_request_success{{model=\"{name}\",version=\"1\"}} 1\n"));
+        let models =
+            ["/a/repository/of/many/models/one", "/a/repository/of/many/models/two", "short"];
+        let text = models.map(|name| {
+            format!("nv_inference_request_success{{model=\"{name}\",version=\"1\"}} 1\n")
+        });
         history.add(&text.concat(), Instant(0));
         let others = usize::from(COLUMNS.iter().map(|column| column.width + 1).sum::<u16>()) + 16;
         for (width, expected) in [
@@ -360,7 +430,10 @@ mod tests {
         ] {
             let page = page(&history, &view(), u16::try_from(others + width).unwrap(), 30);
             for name in expected.iter().chain(&["short"]) {
-                assert!(page.iter().any(|line| line.starts_with(&format!("{name} "))), "{name}: {page:#?}");
+                assert!(
+                    page.iter().any(|line| line.starts_with(&format!("{name} "))),
+                    "{name}: {page:#?}"
+                );
             }
         }
     }
@@ -388,8 +461,9 @@ mod tests {
     #[test]
     fn pages_have_the_rows_of_the_screen_and_end_at_the_last_model() {
         let mut history = History::default();
-        let models: String =
-            (0..95).map(|n| format!("nv_inference_request_success{{model=\"m{n:02}\",version=\"1\"}} 1\n")).collect();
+        let models: String = (0..95)
+            .map(|n| format!("nv_inference_request_success{{model=\"m{n:02}\",version=\"1\"}} 1\n"))
+            .collect();
         history.add(&models, Instant(0));
         let mut terminal = Terminal::new(TestBackend::new(140, 30)).unwrap();
         let mut view = view();
@@ -419,7 +493,9 @@ mod tests {
             page(&History::default(), &view(), width, height);
         }
         let mut view = view();
-        assert!(page(&History::default(), &view, 120, 9)[0].contains("waiting for the first answer"));
+        assert!(
+            page(&History::default(), &view, 120, 9)[0].contains("waiting for the first answer")
+        );
         view.error = Some("cannot read it".to_owned());
         assert_eq!(page(&history(), &view, 120, 9)[1], "cannot read it");
     }
@@ -427,11 +503,15 @@ mod tests {
     #[test]
     fn all_rows_fit_on_an_unlimited_page() {
         let mut history = History::default();
-        let models: String =
-            (0..1000).map(|n| format!("nv_inference_request_success{{model=\"m{n}\",version=\"1\"}} 1\n")).collect();
+        let models: String = (0..1000)
+            .map(|n| format!("nv_inference_request_success{{model=\"m{n}\",version=\"1\"}} 1\n"))
+            .collect();
         history.add(&models, Instant(0));
         let lines = page(&history, &view().for_text(), 140, rows(&history));
-        assert_eq!(lines.iter().filter(|line| line.starts_with('m') && !line.starts_with("model")).count(), 1000);
+        assert_eq!(
+            lines.iter().filter(|line| line.starts_with('m') && !line.starts_with("model")).count(),
+            1000
+        );
         assert!(lines.iter().any(|line| line == "none"), "the part after the models is there too");
     }
 }

@@ -63,13 +63,14 @@ pub(crate) fn server(history: &History, models: &[Model]) -> Vec<(&'static str, 
     } else {
         Level::Plain
     };
-    let duration = recent.and_then(|recent| recent.distributions(Builtin::RequestHistogram, |_| ()).remove(&()));
+    let duration = recent
+        .and_then(|recent| recent.distributions(Builtin::RequestHistogram, |_| ()).remove(&()));
     let p99 = duration.and_then(|duration| duration.quantile(0.99));
     let ready = sum(|model| model.ready);
     let instances = sum(|model| model.instances);
     let ill = if ready < instances { Level::Warning } else { Level::Plain };
-    let resident =
-        sum(|model| model.memory).map_or(0.0, |workers| workers) + now.one(Builtin::ProcessMemory).unwrap_or_default();
+    let resident = sum(|model| model.memory).map_or(0.0, |workers| workers)
+        + now.one(Builtin::ProcessMemory).unwrap_or_default();
     let mut figures = vec![
         ("requests", (rate(requests), Level::Plain)),
         ("failures", (rate(failures), failing)),
@@ -100,7 +101,9 @@ fn used(share: Option<f64>) -> Level {
 }
 
 fn cpu(now: &Scrape) -> Option<f64> {
-    now.one(Builtin::TsCpuUtilization).map(|percent| percent / 100.0).or_else(|| now.one(Builtin::CpuUtilization))
+    now.one(Builtin::TsCpuUtilization)
+        .map(|percent| percent / 100.0)
+        .or_else(|| now.one(Builtin::CpuUtilization))
 }
 
 fn memory(now: &Scrape) -> Option<f64> {
@@ -143,7 +146,9 @@ fn objectives(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
             (_, true) => Level::Warning,
             _ => Level::Plain,
         };
-        let limit = limits.get(&key).map_or_else(String::new, |limit| format!(" in {}", seconds(Some(*limit))));
+        let limit = limits
+            .get(&key)
+            .map_or_else(String::new, |limit| format!(" in {}", seconds(Some(*limit))));
         let (slo, sli, model, version) = key;
         let texts = [
             format!("{slo} {sli}"),
@@ -163,15 +168,22 @@ fn objectives(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
 fn tenants(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let tenant = |key: &Key| key.label("tenant").to_owned();
     let gains = |metric| recent.map_or_else(BTreeMap::new, |recent| recent.gains(metric, tenant));
-    let metrics = [Builtin::TenantRequests, Builtin::TenantFailures, Builtin::TenantCompute, Builtin::TenantQueue];
+    let metrics = [
+        Builtin::TenantRequests,
+        Builtin::TenantFailures,
+        Builtin::TenantCompute,
+        Builtin::TenantQueue,
+    ];
     let [requests, failures, compute, queue] = metrics.map(gains);
     let seconds_of = recent.map(|recent| recent.seconds());
-    let mut all: Vec<(String, f64)> = now.sums(Builtin::TenantRequests, tenant).into_iter().collect();
+    let mut all: Vec<(String, f64)> =
+        now.sums(Builtin::TenantRequests, tenant).into_iter().collect();
     let cost = |tenant: &str| compute.get(tenant).copied().unwrap_or_default();
     all.sort_by(|(a, _), (b, _)| cost(b).total_cmp(&cost(a)));
     let mut rows = Vec::new();
     for (tenant, total) in all {
-        let per_second = |of: &BTreeMap<String, f64>| rate(quotient(of.get(&tenant).copied(), seconds_of));
+        let per_second =
+            |of: &BTreeMap<String, f64>| rate(quotient(of.get(&tenant).copied(), seconds_of));
         rows.push(plain(vec![
             tenant.clone(),
             per_second(&requests),
@@ -187,7 +199,15 @@ fn tenants(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
 
 fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     const RESPONSES: Builtin = Builtin::StreamResponses;
-    let heads = &["streams of", "first p50", "first p99", "between p50", "between p99", "responses", "bytes"];
+    let heads = &[
+        "streams of",
+        "first p50",
+        "first p99",
+        "between p50",
+        "between p99",
+        "responses",
+        "bytes",
+    ];
     let keys = now.sums(RESPONSES, model_key).into_keys();
     let Some(recent) = recent else { return Table { title: "streams", heads, rows: Vec::new() } };
     let first = recent.distributions(Builtin::StreamFirstResponse, model_key);
@@ -196,9 +216,12 @@ fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let sizes = recent.gains(Builtin::StreamResponseBytes, model_key);
     let mut rows = Vec::new();
     for key in keys {
-        let at = |q, of: &BTreeMap<_, Distribution>| seconds(of.get(&key).and_then(|found| found.quantile(q)));
+        let at = |q, of: &BTreeMap<_, Distribution>| {
+            seconds(of.get(&key).and_then(|found| found.quantile(q)))
+        };
         let per_second = |of: &BTreeMap<_, f64>| of.get(&key).map(|count| count / recent.seconds());
-        let size = per_second(&sizes).map_or_else(|| NONE.to_owned(), |size| format!("{}/s", bytes(Some(size))));
+        let size = per_second(&sizes)
+            .map_or_else(|| NONE.to_owned(), |size| format!("{}/s", bytes(Some(size))));
         rows.push(plain(vec![
             format!("{}/{}", key.0, key.1),
             at(0.5, &first),

@@ -1,7 +1,8 @@
 //! The lines of the access log, in TorchServe's format: `/PEER "REQUEST" STATUS MILLISECONDS`.
 //!
-//! The format has a number as status and no place for a word. A request whose client disconnects before the end of the response
-//! therefore has the status that it counts with: 499 over REST; over gRPC 1 (CANCELLED), or 4 (DEADLINE_EXCEEDED) at its deadline.
+//! The format has a number as status and no place for a word. A request whose client disconnects
+//! before the end of the response therefore has the status that it counts with: 499 over REST; over
+//! gRPC 1 (CANCELLED), or 4 (DEADLINE_EXCEEDED) at its deadline.
 
 use pharos_edge::request_log::{LogEnd, LogFormat, LogLine, write_line};
 

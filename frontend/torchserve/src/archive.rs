@@ -1,5 +1,6 @@
-//! Model archives: `.mar` (zip), `.tar.gz` and directories, from the model store or a URL. Archives are untrusted input:
-//! unpacking never writes outside the archive's directory, never exceeds the limits, and never follows links.
+//! Model archives: `.mar` (zip), `.tar.gz` and directories, from the model store or a URL. Archives
+//! are untrusted input: unpacking never writes outside the archive's directory, never exceeds the
+//! limits, and never follows links.
 
 mod fetch;
 mod keep;
@@ -24,7 +25,8 @@ use pharos_os::removal::remove_tree;
 
 pub use keep::StoredFile;
 
-/// The files of an archive. Dropping the last owner removes unpacked files; a directory of the user is never removed.
+/// The files of an archive. Dropping the last owner removes unpacked files; a directory of the user
+/// is never removed.
 #[derive(Debug)]
 pub struct Unpacked {
     root: PathBuf,
@@ -71,7 +73,8 @@ pub struct Archive {
     pub handler: Option<String>,
     /// `python` or `python3`.
     pub runtime: String,
-    /// The whole manifest. For an archive without a manifest: an object with the runtime, name and version.
+    /// The whole manifest. For an archive without a manifest: an object with the runtime, name and
+    /// version.
     pub manifest: Value,
     /// The files.
     pub directory: Arc<Unpacked>,
@@ -94,14 +97,17 @@ impl Archive {
     }
 }
 
-/// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or `https://` URL, or a path. As in
-/// TorchServe, a file of the model store with the name of the path's last part comes first.
+/// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or
+/// `https://` URL, or a path. As in TorchServe, a file of the model store with the name of the
+/// path's last part comes first.
 ///
-/// Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a runtime, call it
-/// where blocking is allowed. Downloads and installations end when `exiting` becomes true.
+/// Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a
+/// runtime, call it where blocking is allowed. Downloads and installations end when `exiting`
+/// becomes true.
 ///
 /// # Errors
-/// The archive is missing, not allowed or invalid, or the server exits. In these cases a downloaded file is removed again.
+/// The archive is missing, not allowed or invalid, or the server exits. In these cases a downloaded
+/// file is removed again.
 pub fn open(
     settings: &Settings,
     url: &str,
@@ -138,8 +144,9 @@ fn open_found(
     Ok(archive)
 }
 
-/// Returns the source of an archive's code. Files of the model store are the operator's, except downloads for a request. Archives
-/// that the configuration of the server names are the operator's too, but not archives of a snapshot: requests may have registered them.
+/// Returns the source of an archive's code. Files of the model store are the operator's, except
+/// downloads for a request. Archives that the configuration of the server names are the operator's
+/// too, but not archives of a snapshot: requests may have registered them.
 fn origin(settings: &Settings, found: &Found, at_start: bool) -> CodeOrigin {
     let store = settings.model_store.as_ref().and_then(|store| store.canonicalize().ok());
     let path = found.path.canonicalize().ok();
@@ -201,11 +208,14 @@ fn find(
     }
     if let Some(path) = file_url(url) {
         allow(settings, url, url)?;
-        // The patterns were compared with the path as written: an encoded slash would add a directory that no pattern sees.
+        // The patterns were compared with the path as written: an encoded slash would add a
+        // directory that no pattern sees.
         if url.to_ascii_lowercase().contains("%2f") {
             return Err(relative(url));
         }
-        let failed = |why: &str| ErrorResponse::download(format!("Failed to download archive from: {url}{why}"));
+        let failed = |why: &str| {
+            ErrorResponse::download(format!("Failed to download archive from: {url}{why}"))
+        };
         let inside = path.parent().and_then(|above| above.canonicalize().ok())
             == settings.model_store.as_ref().and_then(|store| store.canonicalize().ok());
         if path.is_dir() {
@@ -218,7 +228,8 @@ fn find(
         if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(failed(": it is not a regular file"));
         }
-        let mut source = open_source(settings, &path, of_registration(settings, at_start)).map_err(|_| failed(""))?;
+        let mut source = open_source(settings, &path, of_registration(settings, at_start))
+            .map_err(|_| failed(""))?;
         return fetched(settings, url, at_start, |file| {
             io::copy(&mut source, file).map(drop).map_err(|error| failed(&format!(": {error}")))
         });
@@ -241,19 +252,23 @@ fn find(
     };
     match stored {
         _ if path.is_relative() && store.join(path).exists() => Ok(Found::at(store.join(path))),
-        Some((name, stored)) if stored.exists() => Ok(Found { name: Some(name), ..Found::at(stored) }),
+        Some((name, stored)) if stored.exists() => {
+            Ok(Found { name: Some(name), ..Found::at(stored) })
+        }
         _ => Err(ErrorResponse::not_found(format!("Model not found at: {url}"))),
     }
 }
 
-/// Returns the last part of a path, which is TorchServe's name of the file, and its place in the model store; `None` for a URL.
+/// Returns the last part of a path, which is TorchServe's name of the file, and its place in the
+/// model store; `None` for a URL.
 fn in_store(settings: &Settings, url: &str) -> Option<(String, PathBuf)> {
     let path = Some(url).filter(|url| !url.contains("://"))?;
     let name = path.rsplit(['/', '\\']).next().filter(|name| !name.is_empty() && *name != ".")?;
     Some((name.to_owned(), settings.model_store.as_ref()?.join(name)))
 }
 
-/// Returns whether the archive is the operator's: a file or a directory in the model store, or below it. Blocks.
+/// Returns whether the archive is the operator's: a file or a directory in the model store, or
+/// below it. Blocks.
 pub(super) fn is_in_store(settings: &Settings, url: &str) -> bool {
     let (Some(store), false) = (&settings.model_store, is_remote(url)) else { return false };
     let path = file_url(url).unwrap_or_else(|| store.join(url));
@@ -263,8 +278,8 @@ pub(super) fn is_in_store(settings: &Settings, url: &str) -> bool {
     !names_parent(url) && above.zip(store).is_some_and(|(above, store)| above.starts_with(store))
 }
 
-/// Returns whether a part of the URL is `..`, as written or percent-encoded: both are equivalent (RFC 3986, 6.2.2.2). Such a URL leads
-/// out of a directory that a pattern of `allowed_urls` names.
+/// Returns whether a part of the URL is `..`, as written or percent-encoded: both are equivalent
+/// (RFC 3986, 6.2.2.2). Such a URL leads out of a directory that a pattern of `allowed_urls` names.
 fn names_parent(url: &str) -> bool {
     let has_parent = |text: &str| text.split(['/', '\\']).any(|part| part == "..");
     has_parent(url) || has_parent(&percent_decode_str(url).decode_utf8_lossy())
@@ -280,13 +295,16 @@ fn is_remote(url: &str) -> bool {
 }
 
 fn file_url(url: &str) -> Option<PathBuf> {
-    let scheme = url.get(.."file://".len()).filter(|scheme| scheme.eq_ignore_ascii_case("file://"))?;
+    let scheme =
+        url.get(.."file://".len()).filter(|scheme| scheme.eq_ignore_ascii_case("file://"))?;
     let rest = url.get(scheme.len()..).unwrap_or_default();
-    let path = percent_decode_str(rest.strip_prefix("localhost").unwrap_or(rest)).decode_utf8_lossy();
+    let path =
+        percent_decode_str(rest.strip_prefix("localhost").unwrap_or(rest)).decode_utf8_lossy();
     Some(PathBuf::from(&*path))
 }
 
-/// Returns the path of an archive on this machine, whether or not it exists; `None` for an archive that is downloaded.
+/// Returns the path of an archive on this machine, whether or not it exists; `None` for an archive
+/// that is downloaded.
 pub(super) fn local_path(settings: &Settings, url: &str) -> Option<PathBuf> {
     if is_remote(url) {
         return None;
@@ -294,8 +312,9 @@ pub(super) fn local_path(settings: &Settings, url: &str) -> Option<PathBuf> {
     file_url(url).or_else(|| settings.model_store.as_ref().map(|store| store.join(url)))
 }
 
-/// Writes the output of `fetch` to a file of the model store, or to a temporary file if the store is read-only. As in TorchServe,
-/// an existing file of the same name is an error; at server start, the existing file is used instead.
+/// Writes the output of `fetch` to a file of the model store, or to a temporary file if the store
+/// is read-only. As in TorchServe, an existing file of the same name is an error; at server start,
+/// the existing file is used instead.
 fn fetched(
     settings: &Settings,
     url: &str,
@@ -304,7 +323,9 @@ fn fetched(
 ) -> Result<Found, ErrorResponse> {
     let name = keep::name_of(url)?;
     let not_saved = |error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => ErrorResponse::internal(format!("Model file already exists {name}")),
+        io::ErrorKind::AlreadyExists => {
+            ErrorResponse::internal(format!("Model file already exists {name}"))
+        }
         _ => ErrorResponse::internal(format!("Failed to save model: {url}: {error}")),
     };
     let Some(store) = &settings.model_store else {
@@ -328,13 +349,15 @@ fn fetched(
         Err(error)
             if matches!(
                 error.kind(),
-                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+                io::ErrorKind::ReadOnlyFilesystem
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::Unsupported
             ) =>
         {
             let shown = store.display();
             tracing::warn!(
-                "cannot write to the model store '{shown}': {error}; '{url}' is not kept there and is downloaded again at \
-                 every start"
+                "cannot write to the model store '{shown}': {error}; '{url}' is not kept there \
+                 and is downloaded again at every start"
             );
             let place = new_directory(settings)?;
             let path = place.path().join("fetched");
@@ -360,8 +383,8 @@ fn allow(settings: &Settings, url: &str, place: &str) -> Result<(), ErrorRespons
     Err(ErrorResponse::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
 }
 
-/// Opens a file that a registration names. A file that a request has chosen is opened with the rights of the user whose processes will
-/// get its content.
+/// Opens a file that a registration names. A file that a request has chosen is opened with the
+/// rights of the user whose processes will get its content.
 fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Result<File> {
     match settings.pip.user.as_ref().filter(|_| origin == CodeOrigin::Request) {
         Some(user) => user.open(path),
@@ -369,27 +392,40 @@ fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Resu
     }
 }
 
-fn unpacked(settings: &Settings, url: &str, found: &Found, origin: CodeOrigin) -> Result<Unpacked, ErrorResponse> {
-    let refused = |why: String| ErrorResponse::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
+fn unpacked(
+    settings: &Settings,
+    url: &str,
+    found: &Found,
+    origin: CodeOrigin,
+) -> Result<Unpacked, ErrorResponse> {
+    let refused = |why: String| {
+        ErrorResponse::invalid_model(format!("The archive '{url}' cannot be used: {why}"))
+    };
     // A download is the server's own file.
     let chosen = if found.is_downloaded() { CodeOrigin::Operator } else { origin };
     let path = &found.path;
     if !fs::metadata(path).is_ok_and(|file| file.is_file()) {
-        return Err(refused(format!("'{}' is neither a regular file nor a directory", path.display())));
+        return Err(refused(format!(
+            "'{}' is neither a regular file nor a directory",
+            path.display()
+        )));
     }
-    let file =
-        open_source(settings, path, chosen).map_err(|error| refused(format!("cannot read the archive: {error}")))?;
+    let file = open_source(settings, path, chosen)
+        .map_err(|error| refused(format!("cannot read the archive: {error}")))?;
     let mut directory = new_directory(settings)?;
     unpack::unpack(&file, path, directory.path(), &unpack::Limits::of(&file)).map_err(refused)?;
     directory.root = within(&directory.root);
     Ok(directory)
 }
 
-/// Returns the directory itself, or its only entry if that is a directory other than the manifest's.
+/// Returns the directory itself, or its only entry if that is a directory other than the
+/// manifest's.
 fn within(directory: &Path) -> PathBuf {
     let mut entries = fs::read_dir(directory).into_iter().flatten().flatten();
     match (entries.next(), entries.next()) {
-        (Some(only), None) if only.file_name() != manifest::DIRECTORY && only.path().is_dir() => only.path(),
+        (Some(only), None) if only.file_name() != manifest::DIRECTORY && only.path().is_dir() => {
+            only.path()
+        }
         _ => directory.to_owned(),
     }
 }
@@ -400,7 +436,10 @@ fn new_directory(settings: &Settings) -> Result<Unpacked, ErrorResponse> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = settings.work_directory.join("models").join(number.to_string());
     fs::create_dir_all(&path).map_err(|error| {
-        ErrorResponse::internal(format!("Cannot create the directory '{}': {error}", path.display()))
+        ErrorResponse::internal(format!(
+            "Cannot create the directory '{}': {error}",
+            path.display()
+        ))
     })?;
     Ok(Unpacked { root: path.clone(), own: Some(path) })
 }

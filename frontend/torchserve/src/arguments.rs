@@ -1,4 +1,5 @@
-//! The arguments of TorchServe's launcher, under its names. Arguments after `--` are options of this server.
+//! The arguments of TorchServe's launcher, under its names. Arguments after `--` are options of
+//! this server.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,7 +22,8 @@ pub struct Arguments {
     /// Run in the foreground
     #[arg(long)]
     pub foreground: bool,
-    /// The configuration [default: TS_CONFIG_FILE, else the newest snapshot, else config.properties]
+    /// The configuration [default: TS_CONFIG_FILE, else the newest snapshot, else
+    /// config.properties]
     #[arg(long = "ts-config", value_name = "FILE")]
     pub ts_config: Option<PathBuf>,
     /// The directory of model archives
@@ -51,8 +53,9 @@ pub struct Arguments {
     /// Allow registering and unregistering models
     #[arg(long = "enable-model-api")]
     pub enable_model_api: bool,
-    /// No effect: the class of TorchServe's process. Programs such as SageMaker's toolkit find the server in the list of processes
-    /// by it, so that a server in the background has it among its arguments
+    /// No effect: the class of TorchServe's process. Programs such as SageMaker's toolkit find the
+    /// server in the list of processes by it, so that a server in the background has it among its
+    /// arguments
     #[arg(long = "main-class", value_name = "CLASS", hide = true)]
     pub main_class: Option<String>,
     /// Options of pharos, as listed by `pharos --help`

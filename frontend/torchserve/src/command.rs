@@ -1,5 +1,5 @@
-//! `pharos torchserve`: TorchServe's launcher. Stops a server, starts a server in the background, or returns the plan of a server in
-//! this process.
+//! `pharos torchserve`: TorchServe's launcher. Stops a server, starts a server in the background,
+//! or returns the plan of a server in this process.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -20,10 +20,12 @@ use crate::arguments::Arguments;
 /// The TorchServe release that this command emulates.
 const VERSION: &str = "0.12.0";
 
-/// The class of TorchServe's server. `sagemaker-pytorch-inference-toolkit` waits for a process that has this argument.
+/// The class of TorchServe's server. `sagemaker-pytorch-inference-toolkit` waits for a process that
+/// has this argument.
 const MAIN_CLASS: &str = "org.pytorch.serve.ModelServer";
 
-/// The time for which the launcher watches a background server. If the server exits within this time, the launcher fails too.
+/// The time for which the launcher watches a background server. If the server exits within this
+/// time, the launcher fails too.
 const WATCHED: Duration = Duration::from_millis(500);
 
 /// The configuration of a server in the foreground.
@@ -43,13 +45,13 @@ pub struct Plan<O> {
 }
 
 impl<O> Plan<O> {
-    /// Creates the files of the metric logs in the directory `metrics`: they exist from the start in every mode. Logs notes about
-    /// the configuration.
+    /// Creates the files of the metric logs in the directory `metrics`: they exist from the start
+    /// in every mode. Logs notes about the configuration.
     pub fn begin(&self, metrics: &Path) {
         for name in ["ts_metrics.log", "model_metrics.log"] {
             let path = metrics.join(name);
-            let made =
-                fs::create_dir_all(metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
+            let made = fs::create_dir_all(metrics)
+                .and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
             if let Err(error) = made {
                 tracing::error!("cannot create '{}': {error}", path.display());
             }
@@ -73,9 +75,15 @@ pub enum Step<O> {
 ///
 /// # Errors
 /// The command failed; the text says why.
-pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<E::Options>, String> {
+pub fn run<E: Executable>(
+    arguments: &Arguments,
+    executable: &E,
+) -> Result<Step<E::Options>, String> {
     if arguments.version {
-        println!("TorchServe Version is {VERSION} (served by pharos {})", env!("CARGO_PKG_VERSION"));
+        println!(
+            "TorchServe Version is {VERSION} (served by pharos {})",
+            env!("CARGO_PKG_VERSION")
+        );
         return Ok(Step::Done);
     }
     if arguments.stop {
@@ -89,7 +97,9 @@ pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<
         return Ok(Step::Done);
     }
     if pid::running().is_ok() && !is_background() {
-        return Err("TorchServe is already running, please use torchserve --stop to stop TorchServe.".to_owned());
+        return Err("TorchServe is already running, please use torchserve --stop to stop \
+                    TorchServe."
+            .to_owned());
     }
     let configuration = Configuration::read(arguments, &|name: &str| std::env::var_os(name))?;
     if arguments.foreground {
@@ -115,7 +125,8 @@ fn plan<E: Executable>(
     configuration: Configuration,
     executable: &E,
 ) -> Result<Plan<E::Options>, String> {
-    let work_directory = WorkDirectory::new().map_err(|error| format!("cannot create the work directory: {error}"))?;
+    let work_directory = WorkDirectory::new()
+        .map_err(|error| format!("cannot create the work directory: {error}"))?;
     let Configuration { properties, mut notes } = configuration;
     let wanted = options::with_repository(&arguments.options);
     // Invalid options are reported later, with the options that the settings add.
@@ -152,7 +163,9 @@ fn plan<E: Executable>(
 fn check_store(settings: &Settings) -> Result<(), String> {
     match &settings.model_store {
         None => Err("Missing mandatory parameter --model-store".to_owned()),
-        Some(store) if !store.is_dir() => Err(format!("--model-store directory not found: {}", store.display())),
+        Some(store) if !store.is_dir() => {
+            Err(format!("--model-store directory not found: {}", store.display()))
+        }
         Some(_) => Ok(()),
     }
 }

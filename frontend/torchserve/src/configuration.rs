@@ -1,6 +1,7 @@
-//! Reads the configuration from the file, the command line and the `TS_*` environment variables; later sources override earlier
-//! ones. As in TorchServe, variables override the command line too: `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps token
-//! authorization enabled even with `--disable-token-auth`.
+//! Reads the configuration from the file, the command line and the `TS_*` environment variables;
+//! later sources override earlier ones. As in TorchServe, variables override the command line too:
+//! `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps token authorization enabled even with
+//! `--disable-token-auth`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -29,14 +30,18 @@ impl Configuration {
         let mut found = Self::default();
         if let Some(file) = found.file(arguments, variables)? {
             let shown = file.display();
-            let bytes = fs::read(&file).map_err(|error| format!("cannot read '{shown}': {error}"))?;
+            let bytes =
+                fs::read(&file).map_err(|error| format!("cannot read '{shown}': {error}"))?;
             // Java reads these files as Latin-1, but in practice most are UTF-8.
-            let text =
-                String::from_utf8(bytes).unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
-            found.properties = properties::parse(&text).map_err(|error| format!("'{shown}': {error}"))?;
+            let text = String::from_utf8(bytes)
+                .unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
+            found.properties =
+                properties::parse(&text).map_err(|error| format!("'{shown}': {error}"))?;
             for (key, value) in &mut found.properties {
-                *value = properties::expand(value, |name| Some(variables(name)?.to_string_lossy().into_owned()))
-                    .map_err(|error| format!("'{shown}', {key}: {error}"))?;
+                *value = properties::expand(value, |name| {
+                    Some(variables(name)?.to_string_lossy().into_owned())
+                })
+                .map_err(|error| format!("'{shown}', {key}: {error}"))?;
             }
             found.note(false, format!("read configuration from '{shown}'"));
         }
@@ -46,7 +51,11 @@ impl Configuration {
     }
 
     /// Returns the configuration file, if there is one.
-    fn file(&mut self, arguments: &Arguments, variables: Variables<'_>) -> Result<Option<PathBuf>, String> {
+    fn file(
+        &mut self,
+        arguments: &Arguments,
+        variables: Variables<'_>,
+    ) -> Result<Option<PathBuf>, String> {
         let named = variables("TS_CONFIG_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
         if let Some(file) = named.or_else(|| arguments.ts_config.clone()) {
             return if file.is_file() {
@@ -58,7 +67,10 @@ impl Configuration {
         if !arguments.no_config_snapshots
             && let Some(newest) = snapshot::newest(&snapshot::directory(variables))
         {
-            self.note(true, "using the newest snapshot as configuration; --ncs disables snapshots".to_owned());
+            self.note(
+                true,
+                "using the newest snapshot as configuration; --ncs disables snapshots".to_owned(),
+            );
             return Ok(Some(newest));
         }
         let usual = Path::new("config.properties");
@@ -78,14 +90,25 @@ impl Configuration {
         self.properties.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
-    /// Applies environment variables if the file enables them; `TS_OPEN_INFERENCE_PROTOCOL` always applies.
+    /// Applies environment variables if the file enables them; `TS_OPEN_INFERENCE_PROTOCOL` always
+    /// applies.
     fn take_variables(&mut self, variables: Variables<'_>) {
-        if self.get("enable_envvars_config").is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
+        if self
+            .get("enable_envvars_config")
+            .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
+        {
             for key in KEYS.iter().filter(|key| key.variable) {
                 let name = variable(key.name);
-                let Some(value) = variables(&name).map(|value| value.to_string_lossy().into_owned()) else { continue };
+                let Some(value) =
+                    variables(&name).map(|value| value.to_string_lossy().into_owned())
+                else {
+                    continue;
+                };
                 if self.get(key.name).is_some_and(|before| before != value) {
-                    self.note(false, format!("{name} overrides {} of the command line or the file", key.name));
+                    self.note(
+                        false,
+                        format!("{name} overrides {} of the command line or the file", key.name),
+                    );
                 }
                 self.set(key.name, value);
             }
@@ -101,7 +124,11 @@ impl Configuration {
         }
         if !arguments.models.is_empty() {
             if self.get("model_snapshot").is_some() {
-                self.note(true, "--models has no effect: model_snapshot determines the registered models".to_owned());
+                self.note(
+                    true,
+                    "--models has no effect: model_snapshot determines the registered models"
+                        .to_owned(),
+                );
             }
             self.set("load_models", arguments.models.join(","));
         }
@@ -118,7 +145,11 @@ impl Configuration {
                 "--log-config",
                 "log4j layouts are not read; use --log-format and --tslog-format after '--'",
             ),
-            (arguments.cpp_log_config.is_some(), "--cpp-log-config", "C++ handlers are not supported"),
+            (
+                arguments.cpp_log_config.is_some(),
+                "--cpp-log-config",
+                "C++ handlers are not supported",
+            ),
             (arguments.plugins_path.is_some(), "--plugins-path", "Java plugins are not supported"),
         ] {
             if given {
@@ -145,7 +176,8 @@ mod tests {
         let file = folder.path().join("config.properties");
         fs::write(
             &file,
-            "enable_envvars_config=true\njob_queue_size=1\nmodel_store=$$HERE$$/store\nmetric_time_interval=7\n",
+            "enable_envvars_config=true\njob_queue_size=1\nmodel_store=$$HERE$$/store\n\
+             metric_time_interval=7\n",
         )
         .unwrap();
         let variables = |name: &str| match name {
@@ -164,22 +196,36 @@ mod tests {
         arguments.model_store = Some("/mine".into());
         arguments.models = vec!["a=a.mar".to_owned(), "b.mar".to_owned()];
         let read = Configuration::read(&arguments, &variables).unwrap();
-        assert_eq!((read.get("model_store"), read.get("load_models")), (Some("/mine"), Some("a=a.mar,b.mar")));
+        assert_eq!(
+            (read.get("model_store"), read.get("load_models")),
+            (Some("/mine"), Some("a=a.mar,b.mar"))
+        );
         (arguments.disable_token_auth, arguments.enable_model_api) = (true, true);
         let strict = |name: &str| match name {
-            "TS_DISABLE_TOKEN_AUTHORIZATION" | "TS_ENABLE_MODEL_API" => Some(OsString::from("false")),
+            "TS_DISABLE_TOKEN_AUTHORIZATION" | "TS_ENABLE_MODEL_API" => {
+                Some(OsString::from("false"))
+            }
             "TS_MODEL_STORE" => Some("/variable".into()),
             "HERE" => Some("/there".into()),
             _ => None,
         };
         let read = Configuration::read(&arguments, &strict).unwrap();
         let keys = ["disable_token_authorization", "enable_model_api", "model_store"];
-        assert_eq!(keys.map(|key| read.get(key)), [Some("false"), Some("false"), Some("/variable")]);
+        assert_eq!(
+            keys.map(|key| read.get(key)),
+            [Some("false"), Some("false"), Some("/variable")]
+        );
         fs::write(&file, "job_queue_size=1\n").unwrap();
-        assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), Some("1"));
+        assert_eq!(
+            Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"),
+            Some("1")
+        );
         fs::write(&file, "inference_address=http://$$NOWHERE$$\n").unwrap();
         let error = Configuration::read(&arguments, &variables).unwrap_err();
-        assert!(error.ends_with("inference_address: Invalid Environment Variable NOWHERE"), "{error}");
+        assert!(
+            error.ends_with("inference_address: Invalid Environment Variable NOWHERE"),
+            "{error}"
+        );
         folder.close().unwrap();
         let error = Configuration::read(&arguments, &variables).unwrap_err();
         assert_eq!(error, format!("--ts-config file not found: {}", file.display()));
@@ -190,15 +236,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config");
         fs::create_dir_all(&config).unwrap();
-        for (name, size) in [("20260102030405006-startup.cfg", 1), ("20260102030405007-shutdown.cfg", 2), ("x.cfg", 3)]
-        {
+        for (name, size) in [
+            ("20260102030405006-startup.cfg", 1),
+            ("20260102030405007-shutdown.cfg", 2),
+            ("x.cfg", 3),
+        ] {
             fs::write(config.join(name), format!("job_queue_size={size}\n")).unwrap();
         }
-        let variables = |name: &str| (name == "LOG_LOCATION").then(|| folder.path().as_os_str().to_owned());
+        let variables =
+            |name: &str| (name == "LOG_LOCATION").then(|| folder.path().as_os_str().to_owned());
         let mut arguments = Arguments::default();
         let read = Configuration::read(&arguments, &variables).unwrap();
         assert_eq!(read.get("job_queue_size"), Some("2"));
         arguments.no_config_snapshots = true;
-        assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), None);
+        assert_eq!(
+            Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"),
+            None
+        );
     }
 }

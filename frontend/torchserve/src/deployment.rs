@@ -1,5 +1,5 @@
-//! A model to serve: merges the registration, the archive and the configuration, in this order of precedence, and writes the
-//! engine's configuration.
+//! A model to serve: merges the registration, the archive and the configuration, in this order of
+//! precedence, and writes the engine's configuration.
 
 mod write;
 
@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use pharos::model::MAX_INSTANCES;
 
-use super::{Archive, ErrorResponse, ModelParameters, ModelProperties, ModelYaml, RegistrationParameters, Settings};
+use super::{
+    Archive, ErrorResponse, ModelParameters, ModelProperties, ModelYaml, RegistrationParameters,
+    Settings,
+};
 use pharos_os::directories;
 
 /// The devices that workers run on.
@@ -102,9 +105,16 @@ impl Deployment {
     ) -> Result<Self, ErrorResponse> {
         let model_name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         pharos::repository::check_model_name(&model_name).map_err(ErrorResponse::bad_request)?;
-        let named = asked.handler.as_ref().or(archive.handler.as_ref()).or(settings.default_handler.as_ref());
+        let named = asked
+            .handler
+            .as_ref()
+            .or(archive.handler.as_ref())
+            .or(settings.default_handler.as_ref());
         let Some(handler) = named.cloned() else {
-            let text = format!("The archive '{}' names no handler; set the parameter handler", archive.url);
+            let text = format!(
+                "The archive '{}' names no handler; set the parameter handler",
+                archive.url
+            );
             return Err(ErrorResponse::bad_request(text));
         };
         let yaml = &archive.yaml;
@@ -113,8 +123,11 @@ impl Deployment {
             None => yaml.model.clone(),
         };
         let model = asked.model.or(&configured);
-        let timeout = |seconds: Option<u32>, default: u32| seconds.filter(|seconds| *seconds > 0).unwrap_or(default);
-        let (min_workers, max_workers) = workers(settings, asked, &configured).map_err(ErrorResponse::bad_request)?;
+        let timeout = |seconds: Option<u32>, default: u32| {
+            seconds.filter(|seconds| *seconds > 0).unwrap_or(default)
+        };
+        let (min_workers, max_workers) =
+            workers(settings, asked, &configured).map_err(ErrorResponse::bad_request)?;
         Ok(Self {
             name,
             handler,
@@ -127,8 +140,9 @@ impl Deployment {
             envelope: settings.envelope.clone(),
             response_timeout: timeout(model.response_timeout, settings.default_response_timeout),
             // As in TorchServe, a request may set 0; then no worker starts.
-            startup_timeout: (asked.model.startup_timeout)
-                .unwrap_or_else(|| timeout(configured.startup_timeout, settings.default_startup_timeout)),
+            startup_timeout: (asked.model.startup_timeout).unwrap_or_else(|| {
+                timeout(configured.startup_timeout, settings.default_startup_timeout)
+            }),
             max_retry_timeout: yaml.max_retry_timeout.unwrap_or(RETRY_TIMEOUT),
             client_timeout: yaml.client_timeout.unwrap_or(0),
             use_job_ticket: yaml.use_job_ticket.unwrap_or(false),
@@ -168,13 +182,14 @@ impl Deployment {
         }
     }
 
-    /// Returns whether a request of a sequence may enter the batch while the previous one is still streaming its response.
+    /// Returns whether a request of a sequence may enter the batch while the previous one is still
+    /// streaming its response.
     pub fn overlaps(&self) -> bool {
         self.continuous && self.sequence.is_some()
     }
 
-    /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the archive's files. Replaces an existing
-    /// model of this name.
+    /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the
+    /// archive's files. Replaces an existing model of this name.
     ///
     /// # Errors
     /// Writing failed.
@@ -201,8 +216,8 @@ fn workers(
     };
     if min > MAX_INSTANCES {
         return Err(format!(
-            "The number of workers is {min} (initial_workers, minWorkers or default_workers_per_model); allowed are 0 to \
-             {MAX_INSTANCES}"
+            "The number of workers is {min} (initial_workers, minWorkers or \
+             default_workers_per_model); allowed are 0 to {MAX_INSTANCES}"
         ));
     }
     Ok((min, source.max_workers.unwrap_or(min).max(min)))
@@ -212,7 +227,9 @@ fn device(settings: &Settings, yaml: &ModelYaml) -> Device {
     let cpu = settings.gpus.is_empty() || yaml.device_type.as_deref() == Some("cpu");
     match (cpu, &yaml.device_ids) {
         (true, _) => Device::Cpu,
-        (false, Some(ids)) if !ids.is_empty() && ids.iter().all(|id| settings.gpus.contains(id)) => {
+        (false, Some(ids))
+            if !ids.is_empty() && ids.iter().all(|id| settings.gpus.contains(id)) =>
+        {
             Device::Gpu(ids.clone())
         }
         (false, _) => Device::Gpu(settings.gpus.clone()),
@@ -229,7 +246,8 @@ fn sequence(yaml: &ModelYaml) -> Option<Sequence> {
     })
 }
 
-/// Returns whether the handler streams its response: as set in `model-config.yaml`, else whether its code calls the streaming function.
+/// Returns whether the handler streams its response: as set in `model-config.yaml`, else whether
+/// its code calls the streaming function.
 fn streaming(archive: &Archive) -> bool {
     const CALL: &str = "send_intermediate_predict_response";
     /// The longest part of a file that is searched.
@@ -238,10 +256,13 @@ fn streaming(archive: &Archive) -> bool {
         return streaming;
     }
     let entries = std::fs::read_dir(archive.directory.path()).into_iter().flatten().flatten();
-    let sources = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "py"));
+    let sources = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "py"));
     for path in sources {
         let source = match archive.directory.is_own() {
-            // Code of a package may have made something else with such a name, for example a link or a pipe.
+            // Code of a package may have made something else with such a name, for example a link
+            // or a pipe.
             true => directories::read_within(&path, MOST_SOURCE).ok().flatten(),
             false if path.is_file() => std::fs::read_to_string(&path).ok(),
             false => None,

@@ -83,7 +83,9 @@ impl ErrorResponse {
     pub fn new(status: u16, exception: Exception, message: String) -> Self {
         let reason = match (status, exception) {
             (_, Exception::InvalidKey) => Reason::Unauthenticated,
-            (404, Exception::ModelNotFound | Exception::ModelVersionNotFound) => Reason::UnknownModel,
+            (404, Exception::ModelNotFound | Exception::ModelVersionNotFound) => {
+                Reason::UnknownModel
+            }
             (404 | 405, _) => Reason::Unsupported,
             (408, _) => Reason::Timeout,
             (413, _) => Reason::TooLarge,

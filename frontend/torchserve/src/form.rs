@@ -1,4 +1,5 @@
-//! Splits a request's body into the parts that a handler gets as `data`. A body other than a form is one part, `body`.
+//! Splits a request's body into the parts that a handler gets as `data`. A body other than a form
+//! is one part, `body`.
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -32,7 +33,8 @@ impl Part {
     }
 }
 
-/// Splits a body with this `Content-Type` into parts. As in TorchServe, a multipart form without a boundary is one part.
+/// Splits a body with this `Content-Type` into parts. As in TorchServe, a multipart form without a
+/// boundary is one part.
 ///
 /// # Errors
 /// The content type is a multipart form, but the body is malformed.
@@ -67,35 +69,47 @@ pub fn pairs(text: &str) -> Vec<Part> {
 }
 
 async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, ErrorResponse> {
-    let wrong = |error: multer::Error| ErrorResponse::bad_request(format!("The body is no multipart form: {error}"));
+    let wrong = |error: multer::Error| {
+        ErrorResponse::bad_request(format!("The body is no multipart form: {error}"))
+    };
     let limit = SizeLimit::new().whole_stream(u64::MAX);
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
-    let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
+    let mut form =
+        Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
     let mut parts = Vec::new();
     while let Some(field) = form.next_field().await.map_err(wrong)? {
         check_parts(parts.len() + 1)?;
         let name = field.name().unwrap_or_default().to_owned();
-        let own = field.headers().get("content-type").and_then(|value| value.to_str().ok()).map(media_type);
+        let own = field
+            .headers()
+            .get("content-type")
+            .and_then(|value| value.to_str().ok())
+            .map(media_type);
         // As in TorchServe, handlers get no content type for a field that is not a file.
-        let content_type = field.file_name().map(|_| own.unwrap_or(FILE).to_owned()).unwrap_or_default();
+        let content_type =
+            field.file_name().map(|_| own.unwrap_or(FILE).to_owned()).unwrap_or_default();
         let data = field.bytes().await.map_err(wrong)?;
         parts.push(Part { name, content_type, data });
     }
     Ok(parts)
 }
 
-/// Refuses a request with more than `MAX_PARTS` parts, since each needs much more memory than its bytes.
+/// Refuses a request with more than `MAX_PARTS` parts, since each needs much more memory than its
+/// bytes.
 ///
 /// # Errors
 /// The request has more parts.
 pub fn check_parts(count: usize) -> Result<(), ErrorResponse> {
     match count {
         0..=MAX_PARTS => Ok(()),
-        _ => Err(ErrorResponse::bad_request(format!("The request has more than {MAX_PARTS} parts"))),
+        _ => {
+            Err(ErrorResponse::bad_request(format!("The request has more than {MAX_PARTS} parts")))
+        }
     }
 }
 
-/// Joins parts into the element of the worker's only input, a length followed by all bytes, and a JSON description of the parts.
+/// Joins parts into the element of the worker's only input, a length followed by all bytes, and a
+/// JSON description of the parts.
 pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
     let length: usize = parts.iter().map(|part| part.data.len()).sum();
     let mut data = Vec::with_capacity(length + 4);
@@ -119,12 +133,19 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_and_forms_become_parts() {
-        let multipart = "--B\r\nContent-Disposition: form-data; name=\"data\"; filename=\"f.txt\"\r\nContent-Type: \
-                         text/plain; charset=x\r\n\r\nhello\r\n--B\r\nContent-Disposition: form-data; name=\"x\"\r\nContent-Type: \
-                         text/plain\r\n\r\n1\r\n--B\r\nContent-Disposition: form-data; name=\"y\"; filename=\"b\"\r\n\r\n\0\r\n--B--\r\n";
+        let multipart = "--B\r\nContent-Disposition: form-data; name=\"data\"; \
+                         filename=\"f.txt\"\r\nContent-Type: text/plain; \
+                         charset=x\r\n\r\nhello\r\n--B\r\nContent-Disposition: form-data; \
+                         name=\"x\"\r\nContent-Type: \
+                         text/plain\r\n\r\n1\r\n--B\r\nContent-Disposition: form-data; \
+                         name=\"y\"; filename=\"b\"\r\n\r\n\0\r\n--B--\r\n";
         for (content_type, body, expected) in [
             ("", &b"\xff"[..], vec![part("body", "", b"\xff")]),
-            ("application/json; charset=utf-8", b"{}", vec![part("body", "application/json", b"{}")]),
+            (
+                "application/json; charset=utf-8",
+                b"{}",
+                vec![part("body", "application/json", b"{}")],
+            ),
             (
                 "application/x-www-form-urlencoded",
                 b"a=1&b=x%20y+z&c",
@@ -140,7 +161,11 @@ mod tests {
                 ],
             ),
         ] {
-            assert_eq!(parts(content_type, Bytes::copy_from_slice(body)).await.unwrap(), expected, "{content_type}");
+            assert_eq!(
+                parts(content_type, Bytes::copy_from_slice(body)).await.unwrap(),
+                expected,
+                "{content_type}"
+            );
         }
     }
 
@@ -148,9 +173,13 @@ mod tests {
     async fn refuses_malformed_forms() {
         for (content_type, body) in [
             ("multipart/form-data; boundary=B", "garbage"),
-            ("multipart/form-data; boundary=B", "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1"),
+            (
+                "multipart/form-data; boundary=B",
+                "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1",
+            ),
         ] {
-            let refused = parts(content_type, Bytes::from_static(body.as_bytes())).await.unwrap_err();
+            let refused =
+                parts(content_type, Bytes::from_static(body.as_bytes())).await.unwrap_err();
             assert_eq!((refused.status, refused.exception), (400, Exception::BadRequest));
             assert!(refused.message.starts_with("The body is no multipart form: "), "{refused}");
         }

@@ -1,4 +1,5 @@
-//! Functions for the fuzz targets of archives and of TorchServe's texts. The server does not use this module.
+//! Functions for the fuzz targets of archives and of TorchServe's texts. The server does not use
+//! this module.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +11,8 @@ use crate::form::{Part, join, parts};
 use crate::properties;
 use crate::yaml::ModelYaml;
 
-/// Unpacks a model archive into a directory, at most `bytes` bytes and `pieces` files and directories.
+/// Unpacks a model archive into a directory, at most `bytes` bytes and `pieces` files and
+/// directories.
 ///
 /// # Errors
 /// The archive is refused.
@@ -24,7 +26,9 @@ pub fn texts(text: &str) {
     match properties::parse(text) {
         Ok(pairs) => {
             for (_, value) in pairs {
-                let _ = properties::expand(&value, |name| (!name.is_empty()).then(|| "value".to_owned()));
+                let _ = properties::expand(&value, |name| {
+                    (!name.is_empty()).then(|| "value".to_owned())
+                });
             }
         }
         Err(error) => assert!(!error.is_empty()),

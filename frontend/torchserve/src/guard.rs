@@ -1,9 +1,12 @@
-//! Checks access on TorchServe's ports, for REST and gRPC, and for TorchServe's API and the v2 protocol alike.
+//! Checks access on TorchServe's ports, for REST and gRPC, and for TorchServe's API and the v2
+//! protocol alike.
 //!
-//! TorchServe's keys are checked first, unless they are disabled; if the server has token files, a token of the same scope is
-//! accepted too. Without TorchServe's keys, the token files alone decide. Restricted APIs always require their header. Loading
-//! and unloading through the v2 protocol requires `enable_model_api`, as registration does. Its log and trace settings, which name
-//! files, require a key, a token or a header: TorchServe has no such routes, so its operators do not expect them to be open.
+//! TorchServe's keys are checked first, unless they are disabled; if the server has token files, a
+//! token of the same scope is accepted too. Without TorchServe's keys, the token files alone
+//! decide. Restricted APIs always require their header. Loading and unloading through the v2
+//! protocol requires `enable_model_api`, as registration does. Its log and trace settings, which
+//! name files, require a key, a token or a header: TorchServe has no such routes, so its operators
+//! do not expect them to be open.
 
 use std::sync::Arc;
 
@@ -60,12 +63,13 @@ pub(super) enum Denied {
 const PERMISSION_DENIED: u16 = 7;
 
 /// The message of [`Denied::Settings`].
-const OPEN_SETTINGS: &str = "Log and trace settings are disabled on TorchServe's ports, because no key protects them: enable \
-                                        TorchServe's keys, give --management-token-file, or restrict the APIs logging and trace";
+const OPEN_SETTINGS: &str = "Log and trace settings are disabled on TorchServe's ports, because \
+                             no key protects them: enable TorchServe's keys, give \
+                             --management-token-file, or restrict the APIs logging and trace";
 
 /// The message of [`Denied::ModelApi`].
-const NO_MODEL_API: &str =
-    "Model API disabled: loading and unloading models by request needs enable_model_api=true (--enable-model-api)";
+const NO_MODEL_API: &str = "Model API disabled: loading and unloading models by request needs \
+                            enable_model_api=true (--enable-model-api)";
 
 impl Denied {
     /// Returns the answer in a protocol.
@@ -76,7 +80,9 @@ impl Denied {
         };
         match (self, protocol) {
             (Self::Key(refused), Protocol::Http) => refused.into(),
-            (Self::Key(_), Protocol::Grpc) => Refusal::new(forbidden, FAILED, Reason::Unauthenticated),
+            (Self::Key(_), Protocol::Grpc) => {
+                Refusal::new(forbidden, FAILED, Reason::Unauthenticated)
+            }
             (Self::ModelApi, _) => Refusal::new(forbidden, NO_MODEL_API, Reason::Restricted),
             (Self::Settings, _) => Refusal::new(forbidden, OPEN_SETTINGS, Reason::Restricted),
             (Self::Server(denied), _) => denied.refusal(protocol),
@@ -96,7 +102,12 @@ impl Guard {
     ///
     /// # Errors
     /// The request is denied.
-    pub(super) fn check(&self, protocol: Protocol, wanted: RequiredAccess, headers: &HeaderMap) -> Result<(), Denied> {
+    pub(super) fn check(
+        &self,
+        protocol: Protocol,
+        wanted: RequiredAccess,
+        headers: &HeaderMap,
+    ) -> Result<(), Denied> {
         self.check_key(wanted.purpose, headers)?;
         let api = match wanted.class {
             Class::Open => return Ok(()),
@@ -104,7 +115,9 @@ impl Guard {
             Class::Part(api) => api,
         };
         if self.tokens.is_none() {
-            self.access.check(api, headers).map_err(|refusal| Denied::Server(access::Denied::Token(refusal)))?;
+            self.access
+                .check(api, headers)
+                .map_err(|refusal| Denied::Server(access::Denied::Token(refusal)))?;
         }
         let (restricted, prefix) = match protocol {
             Protocol::Http => (&self.http, ""),
@@ -115,11 +128,16 @@ impl Guard {
             let server = access::Guard { access: &self.access, restricted, prefix };
             server.check_restricted(api, headers).map_err(Denied::Server)?;
         }
-        let is_protected =
-            || self.tokens.is_some() || self.access.guards(Scope::Management) || restricted.restricts(api);
+        let is_protected = || {
+            self.tokens.is_some()
+                || self.access.guards(Scope::Management)
+                || restricted.restricts(api)
+        };
         match wanted.route {
             Route::TraceSetting | Route::LogSettings if !is_protected() => Err(Denied::Settings),
-            Route::RepositoryLoad | Route::RepositoryUnload if !self.model_api => Err(Denied::ModelApi),
+            Route::RepositoryLoad | Route::RepositoryUnload if !self.model_api => {
+                Err(Denied::ModelApi)
+            }
             _ => Ok(()),
         }
     }

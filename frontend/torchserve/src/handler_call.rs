@@ -1,7 +1,10 @@
-//! Translates between TorchServe's requests and calls of a handler. A JSON parameter carries the headers and the parts of a
-//! request to the worker, and another one the status, content type and headers of the response back.
+//! Translates between TorchServe's requests and calls of a handler. A JSON parameter carries the
+//! headers and the parts of a request to the worker, and another one the status, content type and
+//! headers of the response back.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest, InferResponse, Parameter};
@@ -15,9 +18,11 @@ use bytes::Bytes;
 use super::form::{self, Part};
 use super::registry::ModelReference;
 
-/// The headers that frame a response or belong to the connection. A handler's values are dropped, as TorchServe replaces them: with
-/// another length than the body's, a client would take the rest of a response for the next response.
-const OF_CONNECTION: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+/// The headers that frame a response or belong to the connection. A handler's values are dropped,
+/// as TorchServe replaces them: with another length than the body's, a client would take the rest
+/// of a response for the next response.
+const OF_CONNECTION: [HeaderName; 6] =
+    [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// A call of a handler, without the parts of the body.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +35,9 @@ pub struct HandlerCall {
     pub explain: bool,
 }
 
-/// Converts the headers of a request for a handler. HTTP header names arrive in lower case; handlers get them in title case. As in
-/// TorchServe, each byte of a value is a character (ISO-8859-1): a handler that returns the value returns the same bytes.
+/// Converts the headers of a request for a handler. HTTP header names arrive in lower case;
+/// handlers get them in title case. As in TorchServe, each byte of a value is a character
+/// (ISO-8859-1): a handler that returns the value returns the same bytes.
 pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     let mut headers = Map::new();
     for name in all.keys() {
@@ -44,7 +50,8 @@ pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     headers
 }
 
-/// Capitalizes each word of a header name. Names with an underscore are TorchServe's own and are not changed.
+/// Capitalizes each word of a header name. Names with an underscore are TorchServe's own and are
+/// not changed.
 fn title_case(name: &str) -> String {
     if name.contains('_') {
         return name.to_owned();
@@ -59,10 +66,16 @@ fn title_case(name: &str) -> String {
 }
 
 /// Creates the request to the engine. `None` if the parts are too long.
-pub fn request(reference: ModelReference<'_>, id: &str, parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
+pub fn request(
+    reference: ModelReference<'_>,
+    id: &str,
+    parts: &[Part],
+    call: HandlerCall,
+) -> Option<InferRequest> {
     let (data, reply) = form::join(parts)?;
     let HandlerCall { headers, describe, explain } = call;
-    let message = json!({ "headers": headers, "parts": reply, "describe": describe, "explain": explain });
+    let message =
+        json!({ "headers": headers, "parts": reply, "describe": describe, "explain": explain });
     let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: data.into() };
     Some(InferRequest {
         model_name: reference.name.to_owned(),
@@ -97,8 +110,8 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// Returns the value of a header in ISO-8859-1, the encoding of HTTP/1.1 and of clients. As in TorchServe, characters outside of it
-/// become `?`.
+/// Returns the value of a header in ISO-8859-1, the encoding of HTTP/1.1 and of clients. As in
+/// TorchServe, characters outside of it become `?`.
 fn latin_1(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     let bytes: Vec<u8> = value.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect();
     HeaderValue::from_bytes(&bytes)
@@ -113,7 +126,9 @@ pub fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
         return Ok(());
     }
     let size = body.len();
-    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
+    Err(InferError::internal(format!(
+        "the answer has {size} bytes; max_response_size allows {most}"
+    )))
 }
 
 /// Converts the engine's response.
@@ -121,10 +136,13 @@ pub fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
 /// # Errors
 /// The worker's response is malformed.
 pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
-    let wrong = |what: String| InferError::internal(format!("invalid response of the worker: {what}"));
+    let wrong =
+        |what: String| InferError::internal(format!("invalid response of the worker: {what}"));
     let parameter = response.parameters.iter().find(|(name, _)| name == PARAMETER);
     let reply: HandlerReply = match parameter {
-        Some((_, Parameter::String(text))) => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
+        Some((_, Parameter::String(text))) => {
+            serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?
+        }
         _ => HandlerReply::default(),
     };
     let output = response.outputs.into_iter().find(|output| output.name == OUTPUT);
@@ -134,7 +152,10 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
         if data.len() < 4 { Bytes::new() } else { data.split_off(4) }
     });
     let mut headers = HeaderMap::new();
-    let content_type = reply.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
+    let content_type = reply
+        .content_type
+        .filter(|text| !text.is_empty())
+        .map(|text| ("content-type".to_owned(), text));
     let of_handler = reply.headers.into_iter().map(|(name, value)| match value {
         Value::String(text) => (name, text),
         other => (name, other.to_string()),
@@ -142,13 +163,22 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     for (name, value) in of_handler.chain(content_type) {
         let header = (HeaderName::try_from(&name), latin_1(&value));
         let (Ok(name), Ok(value)) = header else {
-            return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));
+            return Err(wrong(format!(
+                "'{}: {}' is not a valid header",
+                name.escape_debug(),
+                value.escape_debug()
+            )));
         };
         if !OF_CONNECTION.contains(&name) {
             headers.insert(name, value);
         }
     }
-    Ok(Answer { status: reply.status.unwrap_or(200), reason: reply.reason.unwrap_or_default(), headers, body })
+    Ok(Answer {
+        status: reply.status.unwrap_or(200),
+        reason: reply.reason.unwrap_or_default(),
+        headers,
+        body,
+    })
 }
 
 #[cfg(test)]
@@ -181,12 +211,16 @@ mod tests {
             "describe": false,
             "explain": true,
         });
-        assert_eq!((name.as_str(), serde_json::from_str::<Value>(text).unwrap()), (PARAMETER, expected));
+        assert_eq!(
+            (name.as_str(), serde_json::from_str::<Value>(text).unwrap()),
+            (PARAMETER, expected)
+        );
         assert_eq!(request.inputs[0].tensor.data.as_slice(), &b"\x03\x00\x00\x00123"[..]);
     }
 
     fn response(reply: &str, body: &[u8]) -> InferResponse {
-        let outputs = vec![InferOutput { name: OUTPUT.into(), tensor: envelope::body(body).unwrap() }];
+        let outputs =
+            vec![InferOutput { name: OUTPUT.into(), tensor: envelope::body(body).unwrap() }];
         let parameters = vec![(PARAMETER.to_owned(), Parameter::String(reply.to_owned()))];
         let parameters = if reply.is_empty() { Vec::new() } else { parameters };
         InferResponse { outputs, parameters, ..InferResponse::default() }
@@ -195,7 +229,10 @@ mod tests {
     #[test]
     fn converts_the_handlers_response() {
         let plain = answer(response("", b"xy")).unwrap();
-        assert_eq!((plain.status, &*plain.reason, &plain.body[..], plain.headers.len()), (200, "", &b"xy"[..], 0));
+        assert_eq!(
+            (plain.status, &*plain.reason, &plain.body[..], plain.headers.len()),
+            (200, "", &b"xy"[..], 0)
+        );
         let reply = r#"{"status": 418, "reason": "Tea", "content_type": "a/b", "headers": {"X-A": "1", "x-b": 2}}"#;
         let other = answer(response(reply, b"")).unwrap();
         assert_eq!((other.status, &*other.reason, other.body.len()), (418, "Tea", 0));

@@ -1,5 +1,5 @@
-//! Request ids, and keys for clients. Keys are random bytes of the kernel. Ids are derived from one random secret and a counter,
-//! so creating one takes no system call.
+//! Request ids, and keys for clients. Keys are random bytes of the kernel. Ids are derived from one
+//! random secret and a counter, so creating one takes no system call.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,11 +27,14 @@ impl Ids {
     pub(super) fn next(&self) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hash = blake3::keyed_hash(&self.secret, &number.to_le_bytes());
-        let bits = hash.as_bytes().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+        let bits =
+            hash.as_bytes().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
         // Version 4 and the variant, at their places from the right (RFC 9562, 5.4).
         let uuid = bits & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
         let text = format!("{uuid:032x}");
-        [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default()).join("-")
+        [0..8, 8..12, 12..16, 16..20, 20..32]
+            .map(|range| text.get(range).unwrap_or_default())
+            .join("-")
     }
 }
 
@@ -61,8 +64,10 @@ mod tests {
         let ids = Ids::new().unwrap();
         let all: BTreeSet<String> = (0..1000).map(|_| ids.next()).collect();
         assert_eq!(all.len(), 1000);
-        let pattern =
-            regex::Regex::new("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$").unwrap();
+        let pattern = regex::Regex::new(
+            "^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$",
+        )
+        .unwrap();
         assert!(all.iter().all(|id| pattern.is_match(id)));
         assert_ne!(Ids::new().unwrap().next(), Ids::new().unwrap().next());
         assert_eq!((key().unwrap().len(), key().unwrap() == key().unwrap()), (8, false));

@@ -1,5 +1,6 @@
-//! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints. This crate reads and writes
-//! TorchServe's formats. Models run on the ordinary engine, from a private model repository that this crate writes.
+//! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints.
+//! This crate reads and writes TorchServe's formats. Models run on the ordinary engine, from a
+//! private model repository that this crate writes.
 
 mod access_log;
 pub mod archive;

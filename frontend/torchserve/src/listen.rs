@@ -33,7 +33,8 @@ use pharos_os::event_loops::EventLoops;
 pub struct Start {
     /// The server for clients, which use TorchServe's model names.
     pub service: SharedManagement,
-    /// The same server for internal requests of the endpoints: with the engine's model names, and without per-name counting.
+    /// The same server for internal requests of the endpoints: with the engine's model names, and
+    /// without per-name counting.
     pub uncounted: SharedManagement,
     /// The v2 protocol, which TorchServe's ports also serve.
     pub kserve: Kserve,
@@ -68,7 +69,8 @@ pub struct ServerAccess {
     pub grpc: Arc<Restrictions>,
 }
 
-/// Checks that every address can be bound, without listening, so that conflicts are reported before models load.
+/// Checks that every address can be bound, without listening, so that conflicts are reported before
+/// models load.
 ///
 /// # Errors
 /// An address cannot be bound; the text names it and the key that sets it.
@@ -87,7 +89,9 @@ pub fn named_addresses(settings: &Settings) -> impl Iterator<Item = (String, Str
         (format!("the {what} API"), format!("{what}_address"), address.socket)
     });
     let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)]
-        .map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address.socket));
+        .map(|(what, address)| {
+            (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address.socket)
+        });
     rest.chain(grpc)
 }
 
@@ -114,7 +118,9 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
     let tokens = settings.token.clone().map(|token| Tokens::new(token).map(Arc::new)).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
     if tokens.is_some() && !server.tokens.is_open() {
-        tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
+        tracing::info!(
+            "TorchServe's ports accept TorchServe's keys and the tokens of the token files"
+        );
     }
     let ServerAccess { tokens: files, http, grpc } = server;
     let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
@@ -166,7 +172,10 @@ fn apis(settings: &Settings) -> Vec<(Address, Apis)> {
     ];
     let mut all: Vec<(Address, Apis)> = Vec::new();
     for (address, apis) in wanted.into_iter().filter_map(|(address, apis)| Some((address?, apis))) {
-        match all.iter_mut().find(|(known, _)| known.socket == address.socket && address.socket.port() != 0) {
+        match all
+            .iter_mut()
+            .find(|(known, _)| known.socket == address.socket && address.socket.port() != 0)
+        {
             Some((_, known)) => {
                 known.inference |= apis.inference;
                 known.management |= apis.management;
@@ -211,13 +220,19 @@ impl GrpcPort {
     fn open(self, shared: &Shared, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
         let api = self.api;
         let connections = connections(shared, Listener::Grpc, self.address, self.age)?;
-        let socket = bind(&format!("the gRPC {api} API"), &format!("grpc_{api}_port"), self.address.socket)?;
+        let socket =
+            bind(&format!("the gRPC {api} API"), &format!("grpc_{api}_port"), self.address.socket)?;
         Ok(tokio::spawn(listener::serve(socket, connections, self.service, |_| {}, phases.clone())))
     }
 }
 
 /// Returns the settings of a listener.
-fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) -> Result<listener::Settings, String> {
+fn connections(
+    shared: &Shared,
+    listener: Listener,
+    address: Address,
+    age: Age,
+) -> Result<listener::Settings, String> {
     let mut limits = Limits {
         age: age.age.unwrap_or(Duration::ZERO),
         age_grace: age.grace.unwrap_or(Duration::ZERO),
@@ -229,7 +244,9 @@ fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) 
                 .map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
             Some(Arc::new(tls))
         }
-        (None, true) => return Err(format!("{} needs TLS, but no certificate is configured", address.socket)),
+        (None, true) => {
+            return Err(format!("{} needs TLS, but no certificate is configured", address.socket));
+        }
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
@@ -237,8 +254,20 @@ fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) 
         limits.write = MAX_SCRAPE_WRITE;
     }
     // A scrape takes long and must not delay the requests of an event loop.
-    let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { shared.event_loops.clone() };
-    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops, shares_port: false })
+    let event_loops = if listener == Listener::Metrics {
+        EventLoops::default()
+    } else {
+        shared.event_loops.clone()
+    };
+    Ok(listener::Settings {
+        listener,
+        limits,
+        tls,
+        cache,
+        adds_peer: true,
+        event_loops,
+        shares_port: false,
+    })
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {

@@ -1,5 +1,5 @@
-//! The parameters of a model version that a registration, `model-config.yaml`, `models` and a snapshot may all set, and the parameters
-//! of a registration.
+//! The parameters of a model version that a registration, `model-config.yaml`, `models` and a
+//! snapshot may all set, and the parameters of a registration.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +29,14 @@ pub struct ModelParameters {
 
 impl ModelParameters {
     /// The keys of all parameters.
-    pub const KEYS: [&str; 6] =
-        ["minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"];
+    pub const KEYS: [&str; 6] = [
+        "minWorkers",
+        "maxWorkers",
+        "batchSize",
+        "maxBatchDelay",
+        "responseTimeout",
+        "startupTimeout",
+    ];
 
     /// Returns these parameters, with the parameters of `fallback` in place of missing ones.
     pub fn or(&self, fallback: &Self) -> Self {
@@ -45,7 +51,8 @@ impl ModelParameters {
     }
 }
 
-/// The parameters of a request to register a model, or of a model registered at server start. `None` means not given.
+/// The parameters of a request to register a model, or of a model registered at server start.
+/// `None` means not given.
 #[derive(Clone, Debug, Default)]
 pub struct RegistrationParameters {
     /// Replaces the archive's name.

@@ -22,12 +22,19 @@ pub(crate) const BY_REQUEST: &str = "request";
 pub struct HandlerPolicy;
 
 impl ModelPolicy for HandlerPolicy {
-    fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings {
+    fn supervision(
+        &self,
+        config: &ModelConfig,
+        settings: supervisor::Settings,
+    ) -> supervisor::Settings {
         if config.backend != BACKEND {
             return settings;
         }
         let seconds = |name: &str| {
-            let value = config.parameters.get(&format!("torchserve_{name}")).and_then(|text| text.parse().ok());
+            let value = config
+                .parameters
+                .get(&format!("torchserve_{name}"))
+                .and_then(|text| text.parse().ok());
             value.map(Duration::from_secs)
         };
         let restart = match seconds("max_retry_timeout") {
@@ -59,11 +66,14 @@ impl ModelPolicy for HandlerPolicy {
     }
 }
 
-/// Returns the naming for counting requests by the names that clients use. Workers are numbered from `first_worker`.
+/// Returns the naming for counting requests by the names that clients use. Workers are numbered
+/// from `first_worker`.
 pub fn metric_naming(first_worker: u16) -> alias::Naming {
     let first = u32::from(first_worker);
     alias::Naming {
         default_version: "default",
-        worker: Box::new(move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first + number)),
+        worker: Box::new(move |number, name: &str, version: &str| {
+            format!("W-{}-{name}_{version}", first + number)
+        }),
     }
 }

@@ -1,4 +1,5 @@
-//! Converts TorchServe's settings to options of `pharos`. The user's options after `--` come last and take precedence.
+//! Converts TorchServe's settings to options of `pharos`. The user's options after `--` come last
+//! and take precedence.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ pub trait Executable {
     /// Returns the sandbox of this pip for archives that come by request; `None` without sandboxes.
     fn pip_sandbox(&self, options: &Self::Options, python: &Path) -> Option<PipSandbox>;
 
-    /// Returns the ids of the GPUs that are usable with these options; `None` means default options.
+    /// Returns the ids of the GPUs that are usable with these options; `None` means default
+    /// options.
     fn gpus(&self, options: Option<&Self::Options>) -> Vec<u32>;
 }
 
@@ -42,11 +44,13 @@ pub(super) fn options(
     executable: &impl Executable,
 ) -> Result<(Vec<OsString>, Vec<Note>), String> {
     let mut notes = Vec::new();
-    let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
+    let mut options: Vec<OsString> =
+        vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
     // KServe's own ports are only opened if the user sets them.
     for protocol in ["http", "grpc", "metrics"] {
         let flag = format!("--{protocol}-port");
-        let is_given = given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(&flag)));
+        let is_given =
+            given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(&flag)));
         options.push(format!("--allow-{protocol}={is_given}").into());
         options.push(format!("--{protocol}-address=127.0.0.1").into());
     }
@@ -65,7 +69,8 @@ fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
     let mut options: Vec<OsString> = Vec::new();
     // Without a mode, the file decides.
     if let Some(mode) = settings.metrics_mode.as_deref() {
-        options.push(format!("--metrics-mode={}", if mode == "log" { "tslog" } else { mode }).into());
+        options
+            .push(format!("--metrics-mode={}", if mode == "log" { "tslog" } else { mode }).into());
     }
     options.push("--tslog-stdout=true".into());
     match &settings.metrics_config {
@@ -73,7 +78,10 @@ fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
         // TorchServe continues without any metrics.
         Some(file) => notes.push(Note {
             warning: true,
-            text: format!("metrics_config={} does not exist; using the built-in metrics", file.display()),
+            text: format!(
+                "metrics_config={} does not exist; using the built-in metrics",
+                file.display()
+            ),
         }),
         None => {}
     }
@@ -87,7 +95,8 @@ fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
     options
 }
 
-/// Returns a command line of `pharos` with these options that parses before the repository is known.
+/// Returns a command line of `pharos` with these options that parses before the repository is
+/// known.
 pub(super) fn with_repository(options: &[OsString]) -> Vec<OsString> {
     let program = ["pharos", "--model-repository=none"].into_iter().map(OsString::from);
     program.chain(options.iter().cloned()).collect()
@@ -101,7 +110,9 @@ fn joined(option: &str, value: &Path) -> OsString {
 
 /// Returns the directory that a variable names, else `logs`.
 fn location(variable: &str) -> PathBuf {
-    std::env::var_os(variable).filter(|place| !place.is_empty()).map_or_else(|| "logs".into(), PathBuf::from)
+    std::env::var_os(variable)
+        .filter(|place| !place.is_empty())
+        .map_or_else(|| "logs".into(), PathBuf::from)
 }
 
 /// Returns the directory of logs other than metric logs.

@@ -43,7 +43,9 @@ impl PidFile {
 impl Drop for PidFile {
     fn drop(&mut self) {
         // Another server may have replaced the file.
-        if named(&self.path).is_some_and(|(pid, _)| pid.as_raw_nonzero().get().cast_unsigned() == self.pid) {
+        if named(&self.path)
+            .is_some_and(|(pid, _)| pid.as_raw_nonzero().get().cast_unsigned() == self.pid)
+        {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -54,7 +56,8 @@ fn number(text: &str) -> Option<Pid> {
     Pid::from_raw(text.trim().parse().ok().filter(|pid| *pid > 1)?)
 }
 
-/// Returns the process id in the file and the owner of the file; `None` if the file does not contain a process id.
+/// Returns the process id in the file and the owner of the file; `None` if the file does not
+/// contain a process id.
 fn named(path: &Path) -> Option<(Pid, u32)> {
     let (text, owner) = directories::read(path).ok()??;
     Some((number(&text)?, owner))
@@ -82,38 +85,50 @@ pub(super) fn running() -> Result<Pid, String> {
         return Err(match path.exists() {
             true => format!("the process id file '{file}' has no process id"),
             false => format!(
-                "there is no process id file '{file}', which a server writes to the directory in TMPDIR, or /tmp"
+                "there is no process id file '{file}', which a server writes to the directory in \
+                 TMPDIR, or /tmp"
             ),
         });
     };
     let number = pid.as_raw_nonzero();
     let ended = || format!("the process {number} in '{file}' does not run any more");
-    // In a container, the process after a restart has the same id as the process before, and the file may have stayed.
+    // In a container, the process after a restart has the same id as the process before, and the
+    // file may have stayed.
     if pid == rustix::process::getpid() {
         return Err(ended());
     }
     // Do not trust a file of another user that names a process of a third user.
     let user = fs::metadata(format!("/proc/{number}")).map_err(|_| ended())?.uid();
     if owner != rustix::process::geteuid().as_raw() && owner != user {
-        return Err(format!("the process id file '{file}' is of another user than the process {number} that it names"));
+        return Err(format!(
+            "the process id file '{file}' is of another user than the process {number} that it \
+             names"
+        ));
     }
-    test_kill_process(pid).map_err(|error| format!("the process {number} in '{file}' cannot be stopped: {error}"))?;
+    test_kill_process(pid)
+        .map_err(|error| format!("the process {number} in '{file}' cannot be stopped: {error}"))?;
     if !is_server(pid) {
-        return Err(format!("the process {number} in '{file}' is not a server that `pharos torchserve` has started"));
+        return Err(format!(
+            "the process {number} in '{file}' is not a server that `pharos torchserve` has started"
+        ));
     }
     Ok(pid)
 }
 
-/// Returns whether the process runs this command. The id may have been reused by another process, also by a server that was started without
-/// this command.
+/// Returns whether the process runs this command. The id may have been reused by another process,
+/// also by a server that was started without this command.
 fn is_server(pid: Pid) -> bool {
     let executable = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
     let own = std::env::current_exe().ok();
-    let name =
-        |path: &Path| path.file_name().map(|name| name.to_string_lossy().trim_end_matches(" (deleted)").to_owned());
+    let name = |path: &Path| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().trim_end_matches(" (deleted)").to_owned())
+    };
     let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-    let is_command = arguments.split(|byte| *byte == 0).skip(1).any(|argument| argument == COMMAND.as_bytes());
-    is_command && executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
+    let is_command =
+        arguments.split(|byte| *byte == 0).skip(1).any(|argument| argument == COMMAND.as_bytes());
+    is_command
+        && executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
 }
 
 /// The result of a stop.
@@ -137,7 +152,8 @@ pub(super) fn stop() -> Result<Stop, String> {
             return Ok(Stop::NoServer(why));
         }
     };
-    let failed = |error| format!("cannot stop the server with process id {}: {error}", pid.as_raw_nonzero());
+    let failed =
+        |error| format!("cannot stop the server with process id {}: {error}", pid.as_raw_nonzero());
     kill_process(pid, Signal::TERM).map_err(failed)?;
     let step = Duration::from_millis(50);
     let steps = STOP_TIMEOUT.as_millis() / step.as_millis();
@@ -155,6 +171,7 @@ pub(super) fn stop() -> Result<Stop, String> {
 
 /// Returns whether the process has exited and is a zombie.
 fn ended(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    let stat =
+        fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z') || rest.starts_with('X'))
 }

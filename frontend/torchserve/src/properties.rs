@@ -1,4 +1,5 @@
-//! Parses Java properties files as `java.util.Properties` does, and expands `$$NAME$$` from the environment as TorchServe does.
+//! Parses Java properties files as `java.util.Properties` does, and expands `$$NAME$$` from the
+//! environment as TorchServe does.
 
 /// Parses keys and values, in order. If a key occurs twice, the last value wins.
 ///
@@ -19,8 +20,8 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
 /// Blank characters in Java properties files.
 const BLANK: [char; 3] = [' ', '\t', '\x0c'];
 
-/// Splits the text into logical lines: joins lines that end in an odd number of `\`, and skips comments and blank lines. Returns
-/// each logical line with the number of its first line.
+/// Splits the text into logical lines: joins lines that end in an odd number of `\`, and skips
+/// comments and blank lines. Returns each logical line with the number of its first line.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let normalized = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -41,8 +42,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// Splits a line into key and value. The key ends at the first unescaped blank, `=` or `:`; blanks and one `=` or `:` after it
-/// are skipped.
+/// Splits a line into key and value. The key ends at the first unescaped blank, `=` or `:`; blanks
+/// and one `=` or `:` after it are skipped.
 fn split(line: &str) -> (&str, &str) {
     let mut escaped = false;
     let end = line.char_indices().find(|(_, c)| {
@@ -67,7 +68,9 @@ fn unescaped(text: &str) -> Result<String, String> {
                     let digits: String = rest.by_ref().take(4).collect();
                     let unit = u16::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 4);
                     units.push(unit.ok_or_else(|| {
-                        format!("'\\u{digits}' is not a character; \\u takes four hexadecimal digits")
+                        format!(
+                            "'\\u{digits}' is not a character; \\u takes four hexadecimal digits"
+                        )
                     })?);
                     continue;
                 }
@@ -96,7 +99,10 @@ pub fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> Result<
         done.push_str(before);
         match after.split_once("$$") {
             Some((name, after)) if !name.is_empty() && !name.contains('$') => {
-                done.push_str(&variable(name).ok_or_else(|| format!("Invalid Environment Variable {name}"))?);
+                done.push_str(
+                    &variable(name)
+                        .ok_or_else(|| format!("Invalid Environment Variable {name}"))?,
+                );
                 rest = after;
             }
             _ => {
@@ -115,13 +121,17 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &[(&str, &str)]) {
-        let expected: Vec<_> = expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         assert_eq!(parse(text).unwrap(), expected, "{text:?}");
     }
 
     #[test]
     fn parses_files_as_java_does() {
-        check("a=1\nb = 2\nc:3\nd 4\ne\n", &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "")]);
+        check(
+            "a=1\nb = 2\nc:3\nd 4\ne\n",
+            &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "")],
+        );
         check("# no=1\n  ! no=2\n\n \t\nk=v # part of it\n", &[("k", "v # part of it")]);
         check(
             "models={\\\n  \"noop\": {\\\n    \"1.0\": {}\\\n  }\\\n}\nk=v",
@@ -132,7 +142,10 @@ mod tests {
         check("k = v \r\nl=w\rm=x", &[("k", "v "), ("l", "w"), ("m", "x")]);
         check("k=1\nj=2\nk=3", &[("j", "2"), ("k", "3")]);
         check("k=a\\\n# part\n", &[("k", "a# part")]);
-        check("inference_address=http://0.0.0.0:8080\n", &[("inference_address", "http://0.0.0.0:8080")]);
+        check(
+            "inference_address=http://0.0.0.0:8080\n",
+            &[("inference_address", "http://0.0.0.0:8080")],
+        );
         check("k==v\nl= = v\nk2 : = v", &[("k", "=v"), ("l", "= v"), ("k2", "= v")]);
         check("k=v\\", &[("k", "v")]);
         assert_eq!(
@@ -154,7 +167,11 @@ mod tests {
             ("a $ b $$ c", Ok("a $ b $$ c")),
             ("$$NONE$$", Err("Invalid Environment Variable NONE")),
         ] {
-            assert_eq!(expand(value, variable), expected.map(str::to_owned).map_err(str::to_owned), "{value}");
+            assert_eq!(
+                expand(value, variable),
+                expected.map(str::to_owned).map_err(str::to_owned),
+                "{value}"
+            );
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The registered TorchServe models. Each has a default version and possibly others; versions are strings. In the engine each
-//! version is a separate model: the first version of NAME has the name NAME, others `NAME@VERSION`.
+//! The registered TorchServe models. Each has a default version and possibly others; versions are
+//! strings. In the engine each version is a separate model: the first version of NAME has the name
+//! NAME, others `NAME@VERSION`.
 //!
-//! The registry contains the models that TorchServe would report as registered, whether or not workers are running.
+//! The registry contains the models that TorchServe would report as registered, whether or not
+//! workers are running.
 
 mod describe;
 mod health;
@@ -52,7 +54,8 @@ pub struct Registry {
     max_requested_workers: u64,
     // Locked only for lookups and changes, never while waiting.
     models: RwLock<BTreeMap<String, Model>>,
-    // Locked while a version is registered or unregistered, from choosing its name until its entry is changed.
+    // Locked while a version is registered or unregistered, from choosing its name until its entry
+    // is changed.
     turn: Mutex<()>,
     changes: watch::Sender<u64>,
     /// Set when the server exits; ends downloads and installations of packages.
@@ -109,7 +112,8 @@ impl Registry {
         })
     }
 
-    /// Returns a receiver that is notified of every registration, scaling, unregistration and change of the default version.
+    /// Returns a receiver that is notified of every registration, scaling, unregistration and
+    /// change of the default version.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -125,7 +129,8 @@ impl Registry {
         deployments
     }
 
-    /// Registers an archive and starts its workers. With `wait`, waits for them, and unregisters the archive if they fail.
+    /// Registers an archive and starts its workers. With `wait`, waits for them, and unregisters
+    /// the archive if they fail.
     ///
     /// # Errors
     /// The archive is invalid or already registered, or its workers do not start.
@@ -148,8 +153,10 @@ impl Registry {
     ) -> Result<ManagementOutcome, ErrorResponse> {
         let version = self.add(url, asked).await?;
         let workers = version.deployment().min_workers;
-        let registered =
-            format!("Model \"{}\" Version: {} registered with {workers} initial workers", version.name, version.text);
+        let registered = format!(
+            "Model \"{}\" Version: {} registered with {workers} initial workers",
+            version.name, version.text
+        );
         if workers == 0 {
             return Ok(ManagementOutcome::ok(format!(
                 "{registered}. Use scale workers API to add workers for the model."
@@ -175,15 +182,22 @@ impl Registry {
             return Ok(());
         }
         let message = format!(
-            "{name} is {wanted}; a request may ask for 0 to {limit} workers of a model (--load-request-max-instances sets the limit)"
+            "{name} is {wanted}; a request may ask for 0 to {limit} workers of a model \
+             (--load-request-max-instances sets the limit)"
         );
         Err(ErrorResponse::bad_request(message))
     }
 
     /// Opens an archive and registers it as a version of a model, without starting workers.
-    async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, ErrorResponse> {
+    async fn add(
+        self: &Arc<Self>,
+        url: &str,
+        asked: RegistrationParameters,
+    ) -> Result<Arc<Version>, ErrorResponse> {
         // A number that exceeds the engine's limit is refused with the deployment.
-        if let Some(workers) = asked.model.min_workers.filter(|workers| !asked.at_start && *workers <= MAX_INSTANCES) {
+        if let Some(workers) =
+            asked.model.min_workers.filter(|workers| !asked.at_start && *workers <= MAX_INSTANCES)
+        {
             self.check_workers("initial_workers", workers, 0)?;
         }
         let settings = self.settings.clone();
@@ -194,13 +208,15 @@ impl Registry {
         let opened = blocking::run(move || {
             if !wanted.at_start && !archive::is_in_store(&settings, &place) {
                 let name = wanted.model_name.as_deref().unwrap_or(&place);
-                service.check_registration(name, &place).map_err(|error| ErrorResponse::invalid_url(error.message))?;
+                service
+                    .check_registration(name, &place)
+                    .map_err(|error| ErrorResponse::invalid_url(error.message))?;
             }
             super::open(&settings, &place, &wanted, &exiting)
         });
-        let archive = opened
-            .await
-            .unwrap_or_else(|error| Err(ErrorResponse::internal(format!("Failed to save model: {error}"))))?;
+        let archive = opened.await.unwrap_or_else(|error| {
+            Err(ErrorResponse::internal(format!("Failed to save model: {error}")))
+        })?;
         let kept = archive.kept.clone();
         let added = self.enter(archive, asked).await;
         if added.is_err() {
@@ -225,11 +241,16 @@ impl Registry {
         let called = self.free_name(&name, &text);
         // Reads the archive's code.
         let settings = self.settings.clone();
-        let made = blocking::run(move || Deployment::new(&settings, Arc::new(archive), &asked, called)).await;
-        let deployment = made.unwrap_or_else(|error| Err(ErrorResponse::internal(error.to_string())))?;
+        let made =
+            blocking::run(move || Deployment::new(&settings, Arc::new(archive), &asked, called))
+                .await;
+        let deployment =
+            made.unwrap_or_else(|error| Err(ErrorResponse::internal(error.to_string())))?;
         let version = Arc::new(Version::new(name.clone(), text.clone(), deployment));
         let mut models = self.write();
-        let model = models.entry(name).or_insert_with(|| Model { default: text.clone(), versions: BTreeMap::new() });
+        let model = models
+            .entry(name)
+            .or_insert_with(|| Model { default: text.clone(), versions: BTreeMap::new() });
         model.versions.insert(text, version.clone());
         drop(models);
         self.changed();
@@ -240,20 +261,28 @@ impl Registry {
     fn free_name(&self, name: &str, version: &str) -> String {
         let models = self.read();
         let taken = |called: &str| {
-            models.values().flat_map(|model| model.versions.values()).any(|version| *version.engine_name == *called)
+            models
+                .values()
+                .flat_map(|model| model.versions.values())
+                .any(|version| *version.engine_name == *called)
         };
         if !taken(name) {
             return name.to_owned();
         }
-        let wanted = format!("{name}@{version}").replace(|c: char| c.is_control() || matches!(c, '/' | '\\'), "_");
+        let wanted = format!("{name}@{version}")
+            .replace(|c: char| c.is_control() || matches!(c, '/' | '\\'), "_");
         let numbered = (2..).map(|number| format!("{wanted}#{number}"));
-        std::iter::once(wanted.clone()).chain(numbered).find(|called| !taken(called)).unwrap_or(wanted)
+        std::iter::once(wanted.clone())
+            .chain(numbered)
+            .find(|called| !taken(called))
+            .unwrap_or(wanted)
     }
 
     /// Changes the number of workers.
     ///
     /// # Errors
-    /// There is no such version, `max` is less than `min`, `min` is too large, or the workers do not start.
+    /// There is no such version, `max` is less than `min`, `min` is too large, or the workers do
+    /// not start.
     pub async fn scale(
         self: &Arc<Self>,
         name: &str,
@@ -278,7 +307,8 @@ impl Registry {
         }
         let found = self.find(name, version)?;
         if min > MAX_INSTANCES {
-            let message = format!("min_worker is {min}; allowed are whole numbers from 0 to {MAX_INSTANCES}");
+            let message =
+                format!("min_worker is {min}; allowed are whole numbers from 0 to {MAX_INSTANCES}");
             return Err(ErrorResponse::bad_request(message));
         }
         let workers = found.deployment().min_workers;
@@ -290,11 +320,13 @@ impl Registry {
             return Ok(ManagementOutcome::accepted());
         }
         if let Err(error) = found.start(self).await {
-            // As TorchServe does: the client gets the error, and the server tries again until `maxRetryTimeoutInSec`.
+            // As TorchServe does: the client gets the error, and the server tries again until
+            // `maxRetryTimeoutInSec`.
             found.keep_starting(self);
             return Err(not_started(&found, &error));
         }
-        let of_version = if version.is_empty() { String::new() } else { format!(", version: {version}") };
+        let of_version =
+            if version.is_empty() { String::new() } else { format!(", version: {version}") };
         Ok(ManagementOutcome::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
     }
 
@@ -302,17 +334,28 @@ impl Registry {
     ///
     /// # Errors
     /// The version does not exist, or is the default of several versions.
-    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
+    pub async fn unregister(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let registry = self.clone();
         let name = name.to_owned();
         let version = version.to_owned();
         run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
-    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
+    async fn unregister_now(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let _turn = self.turn.lock().await;
         let found = self.find(name, version)?;
-        let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
+        let others = self
+            .read()
+            .get(name)
+            .is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
         if others {
             let message = format!("Cannot remove default version for model {name}");
             return Err(ErrorResponse::new(403, Exception::InvalidModelVersion, message));
@@ -327,8 +370,8 @@ impl Registry {
         self.remove_in_turn(version).await;
     }
 
-    /// Unregisters a version, stops its workers and removes its files, unless it is not registered any more: then another version may
-    /// have its name in the engine. The caller holds `turn`.
+    /// Unregisters a version, stops its workers and removes its files, unless it is not registered
+    /// any more: then another version may have its name in the engine. The caller holds `turn`.
     async fn remove_in_turn(self: &Arc<Self>, version: &Arc<Version>) {
         if !self.take(version) {
             return;
@@ -340,8 +383,8 @@ impl Registry {
         self.changed();
     }
 
-    /// Removes a version from the table. If it was the default version, the first remaining version becomes the default. Returns false
-    /// if the version is not registered.
+    /// Removes a version from the table. If it was the default version, the first remaining version
+    /// becomes the default. Returns false if the version is not registered.
     fn take(&self, version: &Arc<Version>) -> bool {
         let mut models = self.write();
         let Some(model) = models.get_mut(&version.name) else { return false };
@@ -353,7 +396,8 @@ impl Registry {
             None => drop(models.remove(&version.name)),
             Some(other) if model.default == version.text => {
                 tracing::warn!(
-                    "the default version {} of model {} was removed; the default version is now {other}",
+                    "the default version {} of model {} was removed; the default version is now \
+                     {other}",
                     version.text,
                     version.name
                 );
@@ -367,7 +411,8 @@ impl Registry {
     /// Returns whether a version uses this archive file.
     fn uses(&self, path: &Path) -> bool {
         self.deployments().iter().any(|(deployment, _)| {
-            archive::local_path(&self.settings, &deployment.archive.mar_name()).as_deref() == Some(path)
+            archive::local_path(&self.settings, &deployment.archive.mar_name()).as_deref()
+                == Some(path)
         })
     }
 
@@ -375,17 +420,25 @@ impl Registry {
     ///
     /// # Errors
     /// The version does not exist.
-    pub fn set_default(&self, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
+    pub fn set_default(
+        &self,
+        name: &str,
+        version: &str,
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         {
             let mut models = self.write();
             let model = models.get_mut(name).ok_or_else(|| unknown(name))?;
             if !model.versions.contains_key(version) {
-                return Err(unknown_version(format!("Model version {version} does not exist for model {name}")));
+                return Err(unknown_version(format!(
+                    "Model version {version} does not exist for model {name}"
+                )));
             }
             version.clone_into(&mut model.default);
         }
         self.changed();
-        Ok(ManagementOutcome::ok(format!("Default version successfully updated for model \"{name}\" to \"{version}\"")))
+        Ok(ManagementOutcome::ok(format!(
+            "Default version successfully updated for model \"{name}\" to \"{version}\""
+        )))
     }
 
     /// Finds a version (empty: the default one) of a model.
@@ -396,11 +449,9 @@ impl Registry {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
         let text = if version.is_empty() { &model.default } else { version };
-        model
-            .versions
-            .get(text)
-            .cloned()
-            .ok_or_else(|| unknown_version(format!("Model version: {text} does not exist for model: {name}")))
+        model.versions.get(text).cloned().ok_or_else(|| {
+            unknown_version(format!("Model version: {text} does not exist for model: {name}"))
+        })
     }
 
     /// Returns all versions of a model.
@@ -413,18 +464,22 @@ impl Registry {
         Ok(model.versions.values().cloned().collect())
     }
 
-    /// Ends downloads and installations of packages, and the wait of requests for workers that are still loading, because the server
-    /// is shutting down.
+    /// Ends downloads and installations of packages, and the wait of requests for workers that are
+    /// still loading, because the server is shutting down.
     pub fn stop_waiting(&self) {
         self.exiting.send_replace(true);
-        self.read().values().flat_map(|model| model.versions.values()).for_each(|version| version.stop_waiting());
+        self.read()
+            .values()
+            .flat_map(|model| model.versions.values())
+            .for_each(|version| version.stop_waiting());
     }
 
     /// Returns the model that was registered at server start, if there is exactly one.
     pub fn only_startup_model(&self) -> Option<String> {
         let models = self.read();
-        let mut at_start =
-            models.iter().filter(|(_, model)| model.versions.values().any(|version| version.deployment().at_start));
+        let mut at_start = models.iter().filter(|(_, model)| {
+            model.versions.values().any(|version| version.deployment().at_start)
+        });
         let (name, _) = at_start.next()?;
         at_start.next().is_none().then(|| name.clone())
     }
@@ -448,13 +503,20 @@ impl Naming for Registry {
             return Ok(None);
         }
         match self.find(name, version) {
-            Ok(found) => Ok(Some(Resolved { model: found.engine_name.clone(), version: found.text.clone() })),
-            Err(refused) => Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message)),
+            Ok(found) => {
+                Ok(Some(Resolved { model: found.engine_name.clone(), version: found.text.clone() }))
+            }
+            Err(refused) => {
+                Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message))
+            }
         }
     }
 
     fn versions(&self, name: &str) -> Vec<String> {
-        self.read().get(name).map(|model| model.versions.keys().cloned().collect()).unwrap_or_default()
+        self.read()
+            .get(name)
+            .map(|model| model.versions.keys().cloned().collect())
+            .unwrap_or_default()
     }
 }
 
@@ -484,7 +546,8 @@ async fn remove_download(kept: Option<StoredFile>) {
     }
 }
 
-/// Runs a change to completion, even if the client disconnects, so that no change is left half done.
+/// Runs a change to completion, even if the client disconnects, so that no change is left half
+/// done.
 async fn run_to_completion(
     work: impl Future<Output = Result<ManagementOutcome, ErrorResponse>> + Send + 'static,
 ) -> Result<ManagementOutcome, ErrorResponse> {
@@ -510,5 +573,7 @@ fn not_started(version: &Version, error: &InferError) -> ErrorResponse {
     let reason = reason.trim().trim_end_matches(';').trim_end();
     let name = &version.name;
     let text = &version.text;
-    ErrorResponse::internal(format!("Failed to start workers for model {name} version: {text}: {reason}"))
+    ErrorResponse::internal(format!(
+        "Failed to start workers for model {name} version: {text}: {reason}"
+    ))
 }

@@ -1,4 +1,5 @@
-//! Maps paths to endpoints. A path is decoded and then split at `/`. As in Java, trailing empty segments are ignored.
+//! Maps paths to endpoints. A path is decoded and then split at `/`. As in Java, trailing empty
+//! segments are ignored.
 
 use http::Method;
 use percent_encoding::percent_decode_str;
@@ -109,9 +110,10 @@ impl Endpoint {
     pub(crate) fn class(&self) -> Class {
         match self {
             // These have no route, or share one with inference.
-            Self::ManagementApi(..) | Self::Workflows | Self::ManageWorkflow(_) | Self::V1Ready(_) => {
-                Class::Part(Api::ModelRepository)
-            }
+            Self::ManagementApi(..)
+            | Self::Workflows
+            | Self::ManageWorkflow(_)
+            | Self::V1Ready(_) => Class::Part(Api::ModelRepository),
             Self::Workflow(_) => Class::Part(Api::Inference),
             endpoint => routes::class(endpoint.route()),
         }
@@ -124,14 +126,19 @@ impl Endpoint {
             Apis { metrics: true, .. } => None,
             _ => Some(Purpose::Management),
         };
-        if *self == Self::Token { Some(Purpose::Renewal) } else { super::guard::purpose(self.class(), otherwise) }
+        if *self == Self::Token {
+            Some(Purpose::Renewal)
+        } else {
+            super::guard::purpose(self.class(), otherwise)
+        }
     }
 }
 
 /// Returns the endpoint of a request on a listener with these APIs.
 pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
-    let mut segments: Vec<&str> = decoded.strip_prefix('/').unwrap_or(&decoded).split('/').collect();
+    let mut segments: Vec<&str> =
+        decoded.strip_prefix('/').unwrap_or(&decoded).split('/').collect();
     while segments.last().is_some_and(|segment| segment.is_empty()) {
         segments.pop();
     }
@@ -146,7 +153,8 @@ pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
         },
         segments => {
             let prediction = apis.inference.then(|| inference(segments)).flatten();
-            let found = prediction.or_else(|| apis.management.then(|| management(method, segments)).flatten());
+            let found = prediction
+                .or_else(|| apis.management.then(|| management(method, segments)).flatten());
             found.unwrap_or(Endpoint::NotFound)
         }
     }
@@ -162,15 +170,23 @@ fn inference(segments: &[&str]) -> Option<Endpoint> {
     Some(match segments {
         ["ping", ..] => Endpoint::Ping,
         ["predictions" | "explanations", model, rest @ ..] => {
-            let (version, extra) = rest.split_first().map_or(("", rest), |(version, extra)| (*version, extra));
+            let (version, extra) =
+                rest.split_first().map_or(("", rest), |(version, extra)| (*version, extra));
             let explain = Some(segments.first() == Some(&"explanations"));
-            Endpoint::Predict(Target { explain, url_path: Some(extra.join("/")), ..target(model, version) })
+            Endpoint::Predict(Target {
+                explain,
+                url_path: Some(extra.join("/")),
+                ..target(model, version)
+            })
         }
         ["invocations"] => with_query(Target::default()),
         ["models", model, "invoke"] => with_query(target(model, "")),
         ["v1", "models", call] if call.contains(":predict") || call.contains(":explain") => {
             let model = call.split(':').next().unwrap_or_default();
-            Endpoint::Predict(Target { explain: Some(call.contains(":explain")), ..target(model, "") })
+            Endpoint::Predict(Target {
+                explain: Some(call.contains(":explain")),
+                ..target(model, "")
+            })
         }
         ["v2", "models", model, verb @ ("infer" | "explain")] => {
             Endpoint::Predict(Target { explain: Some(*verb == "explain"), ..target(model, "") })
@@ -205,7 +221,9 @@ fn management(method: &Method, segments: &[&str]) -> Option<Endpoint> {
                 _ => Endpoint::WrongMethod,
             }
         }
-        ["v1", "models", model] if get => Endpoint::V1Ready(model.split(':').next().unwrap_or_default().to_owned()),
+        ["v1", "models", model] if get => {
+            Endpoint::V1Ready(model.split(':').next().unwrap_or_default().to_owned())
+        }
         ["v1", "models", _] => Endpoint::WrongMethod,
         ["token"] if get => Endpoint::Token,
         ["workflows"] if get => Endpoint::Workflows,
@@ -301,20 +319,27 @@ mod tests {
     fn one_listener_can_serve_several_apis() {
         let both = Apis { inference: true, management: true, metrics: false };
         assert_eq!(endpoint(both, &Method::GET, "/models"), Endpoint::List);
-        assert_eq!(endpoint(both, &Method::POST, "/models/m/invoke"), predict("m", "", (None, None, true)));
+        assert_eq!(
+            endpoint(both, &Method::POST, "/models/m/invoke"),
+            predict("m", "", (None, None, true))
+        );
         assert_eq!(endpoint(both, &Method::GET, "/v1/models/m"), Endpoint::V1Ready("m".into()));
         assert_eq!(endpoint(METRICS, &Method::POST, "/metrics/x"), Endpoint::Metrics);
         assert_eq!(endpoint(METRICS, &Method::GET, "/ping"), Endpoint::NotFound);
         let page = |path: &str| Endpoint::Dashboard(path.to_owned());
         assert_eq!(endpoint(METRICS, &Method::GET, "/dashboard/"), page("/dashboard"));
-        assert_eq!(endpoint(METRICS, &Method::GET, "/dashboard/style.css"), page("/dashboard/style.css"));
+        assert_eq!(
+            endpoint(METRICS, &Method::GET, "/dashboard/style.css"),
+            page("/dashboard/style.css")
+        );
         assert_eq!(endpoint(METRICS, &Method::POST, "/dashboard"), Endpoint::WrongMethod);
         assert_eq!(endpoint(INFERENCE, &Method::GET, "/dashboard"), Endpoint::NotFound);
     }
 
     #[test]
     fn endpoints_require_the_key_of_their_purpose() {
-        let purpose = |apis: Apis, method: Method, path: &str| endpoint(apis, &method, path).purpose(apis);
+        let purpose =
+            |apis: Apis, method: Method, path: &str| endpoint(apis, &method, path).purpose(apis);
         assert_eq!(purpose(INFERENCE, Method::GET, "/ping"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::GET, "/nowhere"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::OPTIONS, "/"), None);

@@ -1,4 +1,5 @@
-//! TorchServe's `config.properties`, environment and command line, validated: a [`Settings`] value needs no further checks.
+//! TorchServe's `config.properties`, environment and command line, validated: a [`Settings`] value
+//! needs no further checks.
 
 mod address;
 mod keys;
@@ -120,7 +121,8 @@ pub struct Settings {
     pub model_store: Option<PathBuf>,
     /// The models to register at server start, unless a snapshot determines them.
     pub load_models: LoadModels,
-    /// `model_snapshot`: the models to register at server start instead of [`Settings::load_models`], even if it is empty.
+    /// `model_snapshot`: the models to register at server start instead of
+    /// [`Settings::load_models`], even if it is empty.
     pub snapshot: Option<Vec<ModelProperties>>,
     /// `models`: properties of single model versions.
     pub models: Vec<ModelProperties>,
@@ -173,8 +175,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the default number of workers of a model at server start: the configured one, else one for each GPU, else one for
-    /// each CPU.
+    /// Returns the default number of workers of a model at server start: the configured one, else
+    /// one for each GPU, else one for each CPU.
     pub fn default_workers(&self) -> u32 {
         match (self.configured_workers, u32::try_from(self.gpus.len()).unwrap_or(0)) {
             (0, 0) => u32::try_from(threads::processors()).unwrap_or(1),

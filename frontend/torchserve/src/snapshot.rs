@@ -1,4 +1,5 @@
-//! Snapshots: files with the server's configuration and its registered models, from which the next start restores them.
+//! Snapshots: files with the server's configuration and its registered models, from which the next
+//! start restores them.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -36,7 +37,9 @@ impl Kind {
 
 /// Returns the directory of snapshots, which is below the directory of logs.
 pub(super) fn directory(variables: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
-    let logs = variables("LOG_LOCATION").filter(|place| !place.is_empty()).map_or_else(|| "logs".into(), PathBuf::from);
+    let logs = variables("LOG_LOCATION")
+        .filter(|place| !place.is_empty())
+        .map_or_else(|| "logs".into(), PathBuf::from);
     logs.join("config")
 }
 
@@ -51,7 +54,9 @@ pub(super) fn newest(directory: &Path) -> Option<PathBuf> {
 fn is_snapshot(name: &str) -> bool {
     let Some((time, rest)) = name.split_once('-') else { return false };
     let kinds = [Kind::Startup, Kind::Snapshot, Kind::Shutdown];
-    let kind = rest.strip_suffix(".cfg").is_some_and(|kind| kinds.iter().any(|known| known.name() == kind));
+    let kind = rest
+        .strip_suffix(".cfg")
+        .is_some_and(|kind| kinds.iter().any(|known| known.name() == kind));
     kind && time.len() == 17 && time.bytes().all(|byte| byte.is_ascii_digit())
 }
 
@@ -59,7 +64,11 @@ fn is_snapshot(name: &str) -> bool {
 ///
 /// # Errors
 /// Writing failed.
-pub fn write(settings: &Settings, kind: Kind, models: &[ModelProperties]) -> io::Result<Option<PathBuf>> {
+pub fn write(
+    settings: &Settings,
+    kind: Kind,
+    models: &[ModelProperties],
+) -> io::Result<Option<PathBuf>> {
     if !settings.snapshots {
         return Ok(None);
     }
@@ -79,11 +88,15 @@ fn write_at(
     let time = Timestamp::from_millisecond(now).unwrap_or_default().to_zoned(TimeZone::system());
     let name = format!("{}-{}.cfg", time.strftime("%Y%m%d%H%M%S%3f"), kind.name());
     let mut text = format!("#Saving snapshot\n#{}\n", time.strftime("%a %b %d %H:%M:%S %Z %Y"));
-    let kept = settings.properties.iter().filter(|(key, _)| !["model_snapshot", "load_models"].contains(&key.as_str()));
+    let kept = settings
+        .properties
+        .iter()
+        .filter(|(key, _)| !["model_snapshot", "load_models"].contains(&key.as_str()));
     for (key, value) in kept {
         text.push_str(&format!("{}={}\n", escaped(key, true), escaped(value, false)));
     }
-    let snapshot = json!({"name": name, "modelCount": models.len(), "created": now, "models": tree(models)});
+    let snapshot =
+        json!({"name": name, "modelCount": models.len(), "created": now, "models": tree(models)});
     let shown = serde_json::to_string_pretty(&snapshot).map_err(io::Error::other)?;
     text.push_str(&format!("model_snapshot={}\n", escaped(&shown, false)));
     let path = directory.join(&name);
@@ -102,13 +115,18 @@ fn write_at(
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
     for ModelProperties { name, version, mar_name, .. } in settings.snapshot.iter().flatten() {
         let Some(mar_name) = mar_name else {
-            return Err(refused(name, &format!("model_snapshot has no marName for version {version}")));
+            return Err(refused(
+                name,
+                &format!("model_snapshot has no marName for version {version}"),
+            ));
         };
         let Some(path) = archive::local_path(settings, mar_name) else { continue };
         if !path.exists() {
             let shown = path.display();
-            let why =
-                format!("Model archive file for model {name}, version {version} not found in model store ('{shown}')");
+            let why = format!(
+                "Model archive file for model {name}, version {version} not found in model store \
+                 ('{shown}')"
+            );
             return Err(refused(name, &why));
         }
     }
@@ -118,8 +136,9 @@ pub(super) fn check(settings: &Settings) -> Result<(), String> {
 /// Returns the error for a model of the snapshot that cannot be registered.
 pub(super) fn refused(model: &str, why: &str) -> String {
     format!(
-        "cannot restore the snapshot: failed to register model {model}: {why}. Put the archive back, or remove the model from \
-         model_snapshot, or start with --ncs and a configuration without model_snapshot"
+        "cannot restore the snapshot: failed to register model {model}: {why}. Put the archive \
+         back, or remove the model from model_snapshot, or start with --ncs and a configuration \
+         without model_snapshot"
     )
 }
 
@@ -162,8 +181,13 @@ mod tests {
     fn a_snapshot_reads_back_as_written() {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path().to_owned();
-        let said = [("inference_address", "http://127.0.0.1:1"), ("model_store", " a=b#\\c "), ("load_models", "all")];
-        let said: Vec<_> = said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let said = [
+            ("inference_address", "http://127.0.0.1:1"),
+            ("model_store", " a=b#\\c "),
+            ("load_models", "all"),
+        ];
+        let said: Vec<_> =
+            said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let (settings, _) = Settings::new(said.clone(), Vec::new(), folder.clone()).unwrap();
         let model = |name: &str, version: &str| ModelProperties {
             name: name.to_owned(),

@@ -1,5 +1,5 @@
-//! TorchServe's tokens: three keys that the server creates at startup and writes to a file that only its user can read. They
-//! authorize inference, management, and the creation of new keys.
+//! TorchServe's tokens: three keys that the server creates at startup and writes to a file that
+//! only its user can read. They authorize inference, management, and the creation of new keys.
 
 use std::io;
 use std::path::Path;
@@ -27,7 +27,8 @@ pub enum Purpose {
 }
 
 /// The message of every refusal.
-pub const FAILED: &str = "Token Authorization failed. Token either incorrect, expired, or not provided correctly";
+pub const FAILED: &str =
+    "Token Authorization failed. Token either incorrect, expired, or not provided correctly";
 
 /// A key with an expiration time.
 #[derive(Clone)]
@@ -77,7 +78,11 @@ impl Tokens {
     /// The file cannot be written, or the kernel returned no random bytes.
     pub fn new(settings: Token) -> io::Result<Self> {
         let expiration = settings.expiration;
-        let keys = Keys { management: expiring(expiration)?, inference: expiring(expiration)?, renewal: key()? };
+        let keys = Keys {
+            management: expiring(expiration)?,
+            inference: expiring(expiration)?,
+            renewal: key()?,
+        };
         let tokens = Self { settings, keys: Mutex::new(keys), renewal: Mutex::default() };
         tokens.write(&tokens.keys())?;
         Ok(tokens)
@@ -87,7 +92,11 @@ impl Tokens {
     ///
     /// # Errors
     /// The key is missing, wrong or expired; the error is TorchServe's.
-    pub fn check(&self, purpose: Purpose, authorization: Option<&[u8]>) -> Result<(), ErrorResponse> {
+    pub fn check(
+        &self,
+        purpose: Purpose,
+        authorization: Option<&[u8]>,
+    ) -> Result<(), ErrorResponse> {
         let given = authorization.and_then(bearer).unwrap_or_default();
         let keys = self.keys();
         let (known, until) = match purpose {
@@ -103,7 +112,8 @@ impl Tokens {
         Err(ErrorResponse::new(400, Exception::InvalidKey, FAILED.to_owned()))
     }
 
-    /// Replaces the key of the given name and writes the file, which can take long. Returns `None` for an unknown name.
+    /// Replaces the key of the given name and writes the file, which can take long. Returns `None`
+    /// for an unknown name.
     ///
     /// # Errors
     /// As for [`Tokens::new`]; the old key stays valid.
@@ -122,7 +132,8 @@ impl Tokens {
     }
 
     fn write(&self, keys: &Keys) -> io::Result<()> {
-        let expiring = |key: &Expiring| Shown { key: key.key.clone(), expiration: Some(key.shown.clone()) };
+        let expiring =
+            |key: &Expiring| Shown { key: key.key.clone(), expiration: Some(key.shown.clone()) };
         let file = KeyFile {
             management: expiring(&keys.management),
             inference: expiring(&keys.inference),
@@ -143,7 +154,8 @@ fn is_key_file(text: &str) -> bool {
 
 /// Removes the key file of a server that stops. A file of another server is kept.
 pub fn remove(file: &Path) {
-    if directories::read(file).is_ok_and(|found| found.is_some_and(|(text, _)| is_key_file(&text))) {
+    if directories::read(file).is_ok_and(|found| found.is_some_and(|(text, _)| is_key_file(&text)))
+    {
         let _ = std::fs::remove_file(file);
     }
 }
@@ -155,8 +167,10 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 fn expiring(expiration: Duration) -> io::Result<Expiring> {
-    let wall = clock::wall_ms().saturating_add(u64::try_from(expiration.as_millis()).unwrap_or(u64::MAX));
-    let shown = jiff::Timestamp::from_millisecond(i64::try_from(wall).unwrap_or(i64::MAX)).unwrap_or_default();
+    let wall =
+        clock::wall_ms().saturating_add(u64::try_from(expiration.as_millis()).unwrap_or(u64::MAX));
+    let shown = jiff::Timestamp::from_millisecond(i64::try_from(wall).unwrap_or(i64::MAX))
+        .unwrap_or_default();
     Ok(Expiring { key: key()?, until: clock::now() + expiration, shown: shown.to_string() })
 }
 
@@ -189,16 +203,25 @@ mod tests {
         let (_folder, tokens, file) = tokens(60);
         let keys = read(&file);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        for (name, purpose) in
-            [("inference", Purpose::Inference), ("management", Purpose::Management), ("API", Purpose::Renewal)]
-        {
-            for (other, wanted) in
-                [("inference", Purpose::Inference), ("management", Purpose::Management), ("API", Purpose::Renewal)]
-            {
+        for (name, purpose) in [
+            ("inference", Purpose::Inference),
+            ("management", Purpose::Management),
+            ("API", Purpose::Renewal),
+        ] {
+            for (other, wanted) in [
+                ("inference", Purpose::Inference),
+                ("management", Purpose::Management),
+                ("API", Purpose::Renewal),
+            ] {
                 let given = header(&keys, other);
-                assert_eq!(tokens.check(purpose, Some(&given)).is_ok(), purpose == wanted, "{name} with {other}");
+                assert_eq!(
+                    tokens.check(purpose, Some(&given)).is_ok(),
+                    purpose == wanted,
+                    "{name} with {other}"
+                );
             }
-            for wrong in [None, Some(&b""[..]), Some(b"Bearer"), Some(b"Bearer "), Some(b"Basic x")] {
+            for wrong in [None, Some(&b""[..]), Some(b"Bearer"), Some(b"Bearer "), Some(b"Basic x")]
+            {
                 let refused = tokens.check(purpose, wrong).unwrap_err();
                 assert_eq!(
                     (refused.status, refused.exception, &*refused.message),

@@ -1,5 +1,6 @@
-//! The private directory of a running server, with the unpacked archives and the model repository. It is removed when the server
-//! stops; directories of killed servers are removed by the next start.
+//! The private directory of a running server, with the unpacked archives and the model repository.
+//! It is removed when the server stops; directories of killed servers are removed by the next
+//! start.
 
 use std::fs::DirBuilder;
 use std::io;

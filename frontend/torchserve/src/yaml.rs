@@ -1,4 +1,5 @@
-//! `model-config.yaml`: parses the keys that the frontend uses. The handler gets the whole file (`context.model_yaml_config`).
+//! `model-config.yaml`: parses the keys that the frontend uses. The handler gets the whole file
+//! (`context.model_yaml_config`).
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use super::ModelParameters;
 /// The largest size of the file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The most opening brackets in the file. The parser takes a time that grows with the square of nested brackets, before it refuses
-/// their depth.
+/// The most opening brackets in the file. The parser takes a time that grows with the square of
+/// nested brackets, before it refuses their depth.
 const MAX_BRACKETS: usize = 4096;
 
 /// The values that a key allows.
@@ -31,7 +32,8 @@ enum Allowed {
 
 impl Allowed {
     fn allows(self, value: &Value) -> bool {
-        let number = |value: &Value| value.as_u64().is_some_and(|number| u32::try_from(number).is_ok());
+        let number =
+            |value: &Value| value.as_u64().is_some_and(|number| u32::try_from(number).is_ok());
         match self {
             Self::Number => number(value),
             Self::Numbers => value.as_array().is_some_and(|all| all.iter().all(number)),
@@ -83,11 +85,17 @@ const KEYS: [(&str, Allowed); 25] = [
 
 /// TorchServe's keys that have no effect here, and the reasons.
 const NO_EFFECT: [(&str, &str); 5] = [
-    ("useVenv", "requirements are installed separately for each model, and all models use one interpreter"),
+    (
+        "useVenv",
+        "requirements are installed separately for each model, and all models use one interpreter",
+    ),
     ("parallelType", "a worker is one process, which may use all GPUs that it sees"),
     ("parallelLevel", "a worker is one process, which may use all GPUs that it sees"),
     ("torchrun", "a worker is one process, which may use all GPUs that it sees"),
-    ("sequenceTimeoutMSec", "a sequence ends explicitly or after sequenceMaxIdleMSec without requests"),
+    (
+        "sequenceTimeoutMSec",
+        "a sequence ends explicitly or after sequenceMaxIdleMSec without requests",
+    ),
 ];
 
 /// The keys that the frontend uses. A key that is missing or has the wrong type is `None`.
@@ -145,11 +153,13 @@ impl ModelYaml {
     /// The file is missing, too long or not YAML. Reports errors of single keys to `warn` instead.
     pub fn read(path: &Path, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
         let shown = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let bytes = std::fs::metadata(path).map_err(|error| format!("cannot read {shown}: {error}"))?.len();
+        let bytes =
+            std::fs::metadata(path).map_err(|error| format!("cannot read {shown}: {error}"))?.len();
         if bytes > MAX_BYTES {
             return Err(format!("{shown} has {bytes} bytes; at most {MAX_BYTES} are allowed"));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {shown}: {error}"))?;
         Self::parse(&text, warn).map_err(|error| format!("{shown} is invalid: {error}"))
     }
 
@@ -160,35 +170,50 @@ impl ModelYaml {
     pub fn parse(text: &str, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
         let brackets = text.bytes().filter(|byte| b"[{".contains(byte)).count();
         if brackets > MAX_BRACKETS {
-            return Err(format!("it has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed"));
+            return Err(format!(
+                "it has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed"
+            ));
         }
-        let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let mut document: serde_yaml::Value =
+            serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         document.apply_merge().map_err(|error| error.to_string())?;
         let whole = match serde_yaml::from_value(document).map_err(|error| error.to_string())? {
             Value::Null => Value::Object(Map::new()),
             whole => whole,
         };
-        let Value::Object(keys) = &whole else { return Err("expected a mapping of keys to values".to_owned()) };
-        let yaml = Self::deserialize(Value::Object(usable(keys, warn))).map_err(|error| error.to_string())?;
+        let Value::Object(keys) = &whole else {
+            return Err("expected a mapping of keys to values".to_owned());
+        };
+        let yaml = Self::deserialize(Value::Object(usable(keys, warn)))
+            .map_err(|error| error.to_string())?;
         Ok(Self { whole, ..yaml })
     }
 }
 
-/// Returns the known keys with allowed values. Reports the others that are probably mistakes, and keys without effect, to `warn`.
+/// Returns the known keys with allowed values. Reports the others that are probably mistakes, and
+/// keys without effect, to `warn`.
 fn usable(keys: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> Map<String, Value> {
     let mut usable = Map::new();
     for (key, value) in keys {
         match KEYS.iter().find(|(known, _)| known == key) {
-            Some((_, allowed)) if allowed.allows(value) => _ = usable.insert(key.clone(), value.clone()),
-            Some((_, allowed)) => warn(format!("{key} is {value}; allowed are {}; ignored", allowed.as_str())),
+            Some((_, allowed)) if allowed.allows(value) => {
+                _ = usable.insert(key.clone(), value.clone())
+            }
+            Some((_, allowed)) => {
+                warn(format!("{key} is {value}; allowed are {}; ignored", allowed.as_str()))
+            }
             None => {
-                if let Some((meant, _)) = KEYS.iter().find(|(known, _)| known.eq_ignore_ascii_case(key)) {
+                if let Some((meant, _)) =
+                    KEYS.iter().find(|(known, _)| known.eq_ignore_ascii_case(key))
+                {
                     warn(format!("unknown key {key}; did you mean {meant}?"));
                 }
             }
         }
         let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
-        if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {
+        if let Some((_, why)) =
+            no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false)))
+        {
             warn(format!("{key} is {value}, which has no effect: {why}"));
         }
     }

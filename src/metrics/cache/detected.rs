@@ -1,11 +1,14 @@
-//! Metrics that no file defines: detected by their first sample, or described by the model that records them.
+//! Metrics that no file defines: detected by their first sample, or described by the model that
+//! records them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Cache, SampleError};
 use crate::builtin::Builtin;
-use crate::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
+use crate::catalog::{
+    Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name,
+};
 use crate::channel::Described;
 use crate::sample_error::MAX_DETECTED;
 
@@ -29,13 +32,15 @@ impl Described {
         let name = &self.name;
         let count = self.buckets.len();
         Err(SampleError::BadValue(format!(
-            "the {count} buckets of metric `{name}` must be ascending finite numbers, {MAX_BUCKETS} at most"
+            "the {count} buckets of metric `{name}` must be ascending finite numbers, \
+             {MAX_BUCKETS} at most"
         )))
     }
 }
 
 impl Cache {
-    /// Adds a metric that a model describes. Does not change an existing metric, except that a described one may get more labels.
+    /// Adds a metric that a model describes. Does not change an existing metric, except that a
+    /// described one may get more labels.
     ///
     /// # Errors
     /// The metric is not allowed, collides with another, or exceeds the limit.
@@ -43,7 +48,8 @@ impl Cache {
         if self.registry().catalog().find(&metric.name).is_none() {
             self.register_described(metric)?;
         }
-        // Needed for a new metric too: another model may have described it with other labels in between.
+        // Needed for a new metric too: another model may have described it with other labels in
+        // between.
         self.widen(&metric.name, metric.kind, &metric.dimensions)
     }
 
@@ -52,7 +58,8 @@ impl Cache {
             return Err(SampleError::Disabled(metric.name.clone()));
         }
         metric.check()?;
-        let mut spec = MetricSpec::detected(&metric.name, metric.kind, "", metric.dimensions.clone());
+        let mut spec =
+            MetricSpec::detected(&metric.name, metric.kind, "", metric.dimensions.clone());
         spec.help.clone_from(&metric.description);
         spec.described = true;
         if metric.kind == Kind::Histogram {
@@ -61,26 +68,41 @@ impl Cache {
         self.register(spec)
     }
 
-    /// Adds missing labels to a detected metric: its series may have different labels. One model may record such series, as in Triton,
-    /// or several models a metric of one name.
-    pub(super) fn widen(&self, name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleError> {
+    /// Adds missing labels to a detected metric: its series may have different labels. One model
+    /// may record such series, as in Triton, or several models a metric of one name.
+    pub(super) fn widen(
+        &self,
+        name: &str,
+        kind: Kind,
+        labels: &[String],
+    ) -> Result<(), SampleError> {
         let mut registry = self.registry.write();
         let known = registry.family_of(name, Some(kind)).map(|family| family.spec());
-        let Some(mut spec) = known.filter(|spec| spec.detected && spec.kind == kind).cloned() else { return Ok(()) };
+        let Some(mut spec) = known.filter(|spec| spec.detected && spec.kind == kind).cloned()
+        else {
+            return Ok(());
+        };
         check_names(name, kind, labels)?;
         let new = labels.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
         if new.is_empty() {
             return Ok(());
         }
-        // Models append labels such as `ModelName` after their own, and lines show labels in this order.
-        let at = spec.dimensions.iter().take_while(|label| spec.described || !WorkerLabel::is_appended(label)).count();
+        // Models append labels such as `ModelName` after their own, and lines show labels in this
+        // order.
+        let at = spec
+            .dimensions
+            .iter()
+            .take_while(|label| spec.described || !WorkerLabel::is_appended(label))
+            .count();
         spec.dimensions.splice(at..at, new);
         if spec.dimensions.len() > MAX_LABELS {
             let name = &spec.name;
             let count = spec.dimensions.len();
-            let text =
-                format!("the series of metric `{name}` have {count} different labels together, {MAX_LABELS} at most");
+            let text = format!(
+                "the series of metric `{name}` have {count} different labels together, \
+                 {MAX_LABELS} at most"
+            );
             return Err(SampleError::BadValue(text));
         }
         *registry = Arc::new(registry.with_labels(spec));
@@ -89,8 +111,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Adds a metric that no file defines. If another detected metric has its name and a different type, only metric logs can
-    /// have both.
+    /// Adds a metric that no file defines. If another detected metric has its name and a different
+    /// type, only metric logs can have both.
     pub(super) fn register(&self, spec: MetricSpec) -> Result<(), SampleError> {
         check_names(&spec.name, spec.kind, &spec.dimensions)?;
         check_reserved(&spec.name).map_err(SampleError::Collision)?;
@@ -107,18 +129,20 @@ impl Cache {
             *registry = Arc::new(registry.with_namesake(&spec));
             return Ok(());
         }
-        registry.catalog().check_collisions(&spec.name, spec.kind).map_err(SampleError::Collision)?;
+        registry
+            .catalog()
+            .check_collisions(&spec.name, spec.kind)
+            .map_err(SampleError::Collision)?;
         *registry = Arc::new(registry.with_detected(spec));
         Ok(())
     }
 
-    /// Removes a detected metric if it has no series any more, so that its name is free for samples of another type.
+    /// Removes a detected metric if it has no series any more, so that its name is free for samples
+    /// of another type.
     pub(super) fn end_detected(&self, name: &str, kind: Kind) {
-        if !self
-            .registry()
-            .family_of(name, Some(kind))
-            .is_some_and(|family| family.spec.detected && family.spec.kind == kind && family.is_empty())
-        {
+        if !self.registry().family_of(name, Some(kind)).is_some_and(|family| {
+            family.spec.detected && family.spec.kind == kind && family.is_empty()
+        }) {
             return;
         }
         let mut registry = self.registry.write();
@@ -143,11 +167,9 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
         Kind::Summary => "quantile",
         _ => "",
     };
-    match labels
-        .iter()
-        .enumerate()
-        .find(|(at, label)| *label == reserved || (labels.iter().skip(*at + 1).any(|other| other == *label)))
-    {
+    match labels.iter().enumerate().find(|(at, label)| {
+        *label == reserved || (labels.iter().skip(*at + 1).any(|other| other == *label))
+    }) {
         None => Ok(()),
         Some((_, label)) => Err(SampleError::BadValue(format!(
             "the label `{label}` of metric `{name}` is given twice, or reserved for its type"
@@ -167,8 +189,8 @@ mod tests {
     use crate::exposition;
 
     fn cache() -> Cache {
-        let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \
-                    - {name: Off, unit: Count, enabled: false}\n";
+        let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: \
+                    [shop]}\n    - {name: Off, unit: Count, enabled: false}\n";
         Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("host"))
     }
 
@@ -213,7 +235,10 @@ mod tests {
             cache.describe(&Described { dimensions, ..described("held", Kind::Counter, &[]) })
         };
         let series = |labels: &[(&str, &str)]| {
-            let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let labels = labels
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect();
             cache.resolve(&Definition {
                 name: "held".to_owned(),
                 kind: Some(Kind::Counter),
@@ -242,7 +267,10 @@ mod tests {
         series(&[("shop", "a")]).unwrap().add_or_update(5.0).unwrap();
         let expected = ["held 3", "held{shop=\"a\"} 10", "held{shop=\"a\",till=\"2\"} 2"];
         assert_eq!(shown()[2..], expected, "{:?}", shown());
-        assert!(matches!(series(&[("other", "x")]), Err(SampleError::UnknownLabel { .. })), "never described");
+        assert!(
+            matches!(series(&[("other", "x")]), Err(SampleError::UnknownLabel { .. })),
+            "never described"
+        );
         // The series is removed with its model, even if the model holds the earlier handle.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         model.add_owned(&first);
@@ -262,15 +290,34 @@ mod tests {
             (described("a", Kind::Histogram, &[2.0, 2.0]), "BadValue"),
             (described("a", Kind::Histogram, &[f64::NAN]), "BadValue"),
             (described("a", Kind::Histogram, &[1.0, f64::INFINITY]), "BadValue"),
-            (Described { dimensions: vec!["le".to_owned()], ..described("a", Kind::Histogram, &[1.0]) }, "BadValue"),
-            (Described { dimensions: vec!["b".to_owned(); 2], ..described("a", Kind::Gauge, &[]) }, "BadValue"),
-            (Described { dimensions: vec!["9".to_owned()], ..described("a", Kind::Gauge, &[]) }, "BadName"),
+            (
+                Described {
+                    dimensions: vec!["le".to_owned()],
+                    ..described("a", Kind::Histogram, &[1.0])
+                },
+                "BadValue",
+            ),
+            (
+                Described {
+                    dimensions: vec!["b".to_owned(); 2],
+                    ..described("a", Kind::Gauge, &[])
+                },
+                "BadValue",
+            ),
+            (
+                Described { dimensions: vec!["9".to_owned()], ..described("a", Kind::Gauge, &[]) },
+                "BadName",
+            ),
             (described("Off", Kind::Counter, &[]), "Disabled"),
             (described("waited_sum", Kind::Gauge, &[]), "Collision"),
         ] {
             let refused = format!("{:?}", cache.describe(&metric).unwrap_err());
             assert!(refused.starts_with(expected), "{metric:?}: {refused}");
         }
-        assert_eq!(cache.describe(&described("Orders", Kind::Gauge, &[])), Ok(()), "its series are refused");
+        assert_eq!(
+            cache.describe(&described("Orders", Kind::Gauge, &[])),
+            Ok(()),
+            "its series are refused"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Series that exist from the start: those whose label values are known before the first event. A rate and an alert
-//! then include the first event, and 0 differs from absent.
+//! Series that exist from the start: those whose label values are known before the first event. A
+//! rate and an alert then include the first event, and 0 differs from absent.
 //!
 //! Gauges are omitted, because 0 would be a value. Series of models start with the load.
 
@@ -30,18 +30,25 @@ impl Cache {
             if spec.builtin.is_some() || spec.detected || spec.kind == Kind::Gauge || !is_of_host {
                 continue;
             }
-            let labels: Vec<String> = spec.dimensions.iter().map(|_| self.hostname().to_owned()).collect();
+            let labels: Vec<String> =
+                spec.dimensions.iter().map(|_| self.hostname().to_owned()).collect();
             if let Ok(Some(series)) = self.bounded(family, &labels) {
-                // The server owns it too, so it remains when the last model that writes it is unloaded.
+                // The server owns it too, so it remains when the last model that writes it is
+                // unloaded.
                 series.cell.owners.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns counters whose single label has a closed list of values, for the features that are in use.
+    /// Returns counters whose single label has a closed list of values, for the features that are
+    /// in use.
     fn closed_lists(&self) -> Vec<(Builtin, &'static str)> {
-        let mut known: Vec<_> = RELOAD_RESULTS.into_iter().map(|result| (Builtin::Reloads, result)).collect();
-        for source in Source::ALL.into_iter().filter(|source| *source != Source::Statsd || self.settings.statsd) {
+        let mut known: Vec<_> =
+            RELOAD_RESULTS.into_iter().map(|result| (Builtin::Reloads, result)).collect();
+        for source in Source::ALL
+            .into_iter()
+            .filter(|source| *source != Source::Statsd || self.settings.statsd)
+        {
             known.push((Builtin::Samples, source.as_str()));
             if source.has_lines() {
                 known.push((Builtin::LinesMalformed, source.as_str()));
@@ -55,7 +62,9 @@ impl Cache {
             known.extend(counters.map(|counter| (counter, file.as_str())));
         }
         if self.settings.tslog_stdout {
-            known.extend([Builtin::TslogLines, Builtin::TslogSkipped].map(|counter| (counter, STDOUT)));
+            known.extend(
+                [Builtin::TslogLines, Builtin::TslogSkipped].map(|counter| (counter, STDOUT)),
+            );
         }
         known
     }

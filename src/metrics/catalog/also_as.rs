@@ -1,4 +1,5 @@
-//! `also_as`: further names under which scrapes show a metric, for the transition from an old name to a new one.
+//! `also_as`: further names under which scrapes show a metric, for the transition from an old name
+//! to a new one.
 
 use serde::de::{self, MapAccess, SeqAccess};
 
@@ -51,7 +52,9 @@ impl<'de> Node<'de> for AlsoAs<'_> {
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<OtherName>, A::Error> {
         let mut names = Vec::new();
-        while let Some(name) = list.next_element_seed(Seed(One { kind: self.kind, taken: &mut *self.taken }))? {
+        while let Some(name) =
+            list.next_element_seed(Seed(One { kind: self.kind, taken: &mut *self.taken }))?
+        {
             within(names.len(), MAX_NAMES, "names in `also_as`")?;
             names.push(name);
         }
@@ -78,10 +81,15 @@ impl<'de> Node<'de> for One<'_> {
         let mut name = None;
         let mut unit = None;
         let mut seen = Vec::new();
-        while let Some(key) = map.next_key_seed(Seed(Key { allowed: &["name", "unit"], seen: &mut seen }))? {
+        while let Some(key) =
+            map.next_key_seed(Seed(Key { allowed: &["name", "unit"], seen: &mut seen }))?
+        {
             match key {
                 "name" => {
-                    name = Some(map.next_value_seed(Seed(NameOnly { kind: self.kind, taken: &mut *self.taken }))?);
+                    name = Some(map.next_value_seed(Seed(NameOnly {
+                        kind: self.kind,
+                        taken: &mut *self.taken,
+                    }))?);
                 }
                 _ => unit = Some(map.next_value_seed(Seed(OtherUnit))?),
             }
@@ -123,7 +131,8 @@ impl Node<'_> for OtherUnit {
         if TimeUnit::from_name(&unit).is_some() {
             return Ok(unit);
         }
-        let allowed = "allowed are `Nanoseconds`, `Microseconds`, `Milliseconds`, `Seconds`, `ns`, `us`, `ms`, `s`";
+        let allowed = "allowed are `Nanoseconds`, `Microseconds`, `Milliseconds`, `Seconds`, \
+                       `ns`, `us`, `ms`, `s`";
         Err(E::custom(format!("`{unit}` is not a unit of time; {allowed}")))
     }
 }
@@ -139,13 +148,16 @@ pub(super) fn complete(names: Vec<OtherName>, spec: &MetricSpec) -> Result<Vec<O
     names
         .into_iter()
         .map(|other| {
-            let Some(wanted) = other.unit.as_deref().and_then(TimeUnit::from_name) else { return Ok(other) };
+            let Some(wanted) = other.unit.as_deref().and_then(TimeUnit::from_name) else {
+                return Ok(other);
+            };
             let time = time.ok_or_else(|| {
-            let name = &other.name;
-            format!(
-                "`also_as` gives `{name}` a unit of time, but the unit of `{metric}` is `{unit}`; omit the unit there"
-            )
-        })?;
+                let name = &other.name;
+                format!(
+                    "`also_as` gives `{name}` a unit of time, but the unit of `{metric}` is \
+                     `{unit}`; omit the unit there"
+                )
+            })?;
             Ok(OtherName { digits: time.digits_to(wanted), ..other })
         })
         .collect()

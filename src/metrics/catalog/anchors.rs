@@ -1,4 +1,5 @@
-//! The anchors and aliases of a YAML text, to add names to the YAML reader's error about an unknown anchor.
+//! The anchors and aliases of a YAML text, to add names to the YAML reader's error about an unknown
+//! anchor.
 
 /// The YAML reader's message for an alias without an anchor.
 const UNKNOWN: &str = "unknown anchor";
@@ -13,7 +14,8 @@ struct Mark<'a> {
     line: usize,
 }
 
-/// Adds to the YAML reader's message about an unknown anchor its name and the anchors defined before it.
+/// Adds to the YAML reader's message about an unknown anchor its name and the anchors defined
+/// before it.
 pub(super) fn explain(message: &str, text: &str, line: usize) -> String {
     if message != UNKNOWN {
         return message.to_owned();
@@ -25,7 +27,11 @@ pub(super) fn explain(message: &str, text: &str, line: usize) -> String {
                 defined.push(mark.name);
             }
         } else if mark.line >= line && !defined.contains(&mark.name) {
-            return format!("{UNKNOWN} `{}`; {}", super::names::shortened(mark.name), listed(&defined));
+            return format!(
+                "{UNKNOWN} `{}`; {}",
+                super::names::shortened(mark.name),
+                listed(&defined)
+            );
         }
     }
     message.to_owned()
@@ -33,7 +39,8 @@ pub(super) fn explain(message: &str, text: &str, line: usize) -> String {
 
 fn listed(defined: &[&str]) -> String {
     if defined.is_empty() {
-        return "no anchor is defined before it, such as `&level` in `- &level \"Level\"`".to_owned();
+        return "no anchor is defined before it, such as `&level` in `- &level \"Level\"`"
+            .to_owned();
     }
     let names: Vec<String> = defined.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
     let more = defined.len().saturating_sub(SHOWN);
@@ -58,7 +65,10 @@ fn marks_of_line(line: &str, number: usize) -> Vec<Mark<'_>> {
             (None, '#') if before.is_whitespace() => break,
             (None, '&' | '*') if begins => {
                 let rest = line.get(at + 1..).unwrap_or_default();
-                let name = rest.split(|c: char| c.is_whitespace() || ",[]{}".contains(c)).next().unwrap_or_default();
+                let name = rest
+                    .split(|c: char| c.is_whitespace() || ",[]{}".contains(c))
+                    .next()
+                    .unwrap_or_default();
                 if !name.is_empty() {
                     marks.push(Mark { alias: c == '*', name, line: number });
                 }
@@ -77,10 +87,16 @@ mod tests {
     #[test]
     fn an_unknown_anchor_is_named() {
         let text = "a: [&x 1, &y \"*no\"] # *nor\nb: '&z *z'\nc: [*x,*nope]\nd: *later\n";
-        assert_eq!(explain(UNKNOWN, text, 3), "unknown anchor `nope`; anchors defined before it: `x`, `y`");
+        assert_eq!(
+            explain(UNKNOWN, text, 3),
+            "unknown anchor `nope`; anchors defined before it: `x`, `y`"
+        );
         assert_eq!(explain("other", text, 3), "other");
         assert_eq!(explain(UNKNOWN, "a: b\n", 1), UNKNOWN);
-        assert!(explain(UNKNOWN, "a: *b\n", 1).starts_with("unknown anchor `b`; no anchor is defined before it"));
+        assert!(
+            explain(UNKNOWN, "a: *b\n", 1)
+                .starts_with("unknown anchor `b`; no anchor is defined before it")
+        );
         let many: String = (0..30).map(|at| format!("- &a{at} x\n")).collect();
         assert!(explain(UNKNOWN, &format!("{many}- *b\n"), 31).ends_with("`a19` and 10 more"));
     }

@@ -52,7 +52,9 @@ impl Node<'_> for Unit {
         }
         // A log line ends the unit with `:` and its dimensions with `|`.
         if text.len() > MAX_UNIT || text.chars().any(|c| c.is_control() || c == ':' || c == '|') {
-            let allowed = format!("allowed are up to {MAX_UNIT} bytes without `:`, `|` and control characters");
+            let allowed = format!(
+                "allowed are up to {MAX_UNIT} bytes without `:`, `|` and control characters"
+            );
             return Err(E::custom(format!("`{}` is not a valid unit; {allowed}", shortened(text))));
         }
         Ok(text.to_owned())
@@ -105,13 +107,24 @@ impl Node<'_> for Label<'_> {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         if !is_label_name(text) {
-            let allowed = "allowed are letters, digits (not first) and `_`, but no `__` at the start";
-            return Err(E::custom(format!("`{}` is not a valid label name; {allowed}", shortened(text))));
+            let allowed =
+                "allowed are letters, digits (not first) and `_`, but no `__` at the start";
+            return Err(E::custom(format!(
+                "`{}` is not a valid label name; {allowed}",
+                shortened(text)
+            )));
         }
-        // The server fills in host labels regardless of case, so two spellings of one name would be ambiguous.
+        // The server fills in host labels regardless of case, so two spellings of one name would be
+        // ambiguous.
         match self.before.iter().find(|label| label.eq_ignore_ascii_case(text)) {
-            Some(label) if label == text => return Err(E::custom(format!("label `{text}` is given twice"))),
-            Some(label) => return Err(E::custom(format!("labels `{label}` and `{text}` differ only in case"))),
+            Some(label) if label == text => {
+                return Err(E::custom(format!("label `{text}` is given twice")));
+            }
+            Some(label) => {
+                return Err(E::custom(format!(
+                    "labels `{label}` and `{text}` differ only in case"
+                )));
+            }
             None => {}
         }
         if let Some(metric) = self.metric {
@@ -123,13 +136,18 @@ impl Node<'_> for Label<'_> {
     }
 }
 
-/// The most labels and buckets of one metric. Without a bound, aliases of a long list could fill the memory.
+/// The most labels and buckets of one metric. Without a bound, aliases of a long list could fill
+/// the memory.
 const MAX_LABELS: usize = 64;
 const MAX_BUCKETS: usize = 1000;
 
 /// Checks that one more element is allowed.
 pub(super) fn within<E: de::Error>(count: usize, most: usize, what: &str) -> Result<(), E> {
-    if count < most { Ok(()) } else { Err(E::custom(format!("a metric has at most {most} {what}"))) }
+    if count < most {
+        Ok(())
+    } else {
+        Err(E::custom(format!("a metric has at most {most} {what}")))
+    }
 }
 
 pub(super) struct Buckets;
@@ -157,10 +175,14 @@ impl Node<'_> for Bound<'_> {
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         let bound = text.parse::<f64>().ok().filter(|bound| bound.is_finite());
         let Some(bound) = bound else {
-            return Err(E::custom(format!("a bucket must be a finite number, not `{text}` (+Inf is implied)")));
+            return Err(E::custom(format!(
+                "a bucket must be a finite number, not `{text}` (+Inf is implied)"
+            )));
         };
         if let Some(last) = self.0.last().filter(|&&last| last >= bound) {
-            return Err(E::custom(format!("buckets must be in ascending order, but {bound} follows {last}")));
+            return Err(E::custom(format!(
+                "buckets must be in ascending order, but {bound} follows {last}"
+            )));
         }
         within(self.0.len(), MAX_BUCKETS, "buckets")?;
         self.0.push(bound);
@@ -193,10 +215,14 @@ impl Node<'_> for Quantile<'_> {
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         let quantile = text.parse::<f64>().ok().filter(|quantile| (0.0..=1.0).contains(quantile));
         let Some(quantile) = quantile else {
-            return Err(E::custom(format!("a quantile must be a number between 0 and 1, not `{text}`")));
+            return Err(E::custom(format!(
+                "a quantile must be a number between 0 and 1, not `{text}`"
+            )));
         };
         if let Some(last) = self.0.last().filter(|&&last| last >= quantile) {
-            return Err(E::custom(format!("quantiles must be in ascending order, but {quantile} follows {last}")));
+            return Err(E::custom(format!(
+                "quantiles must be in ascending order, but {quantile} follows {last}"
+            )));
         }
         within(self.0.len(), MAX_QUANTILES, "quantiles")?;
         self.0.push(quantile);
@@ -216,9 +242,9 @@ impl<'de> Node<'de> for Modes {
         let mut views = Views { tslog: false, prometheus: false };
         while list.next_element_seed(Seed(OneMode(&mut views)))?.is_some() {}
         match views {
-            Views { tslog: false, prometheus: false } => {
-                Err(de::Error::custom("`modes` is empty; switch the metric off with `enabled: false`"))
-            }
+            Views { tslog: false, prometheus: false } => Err(de::Error::custom(
+                "`modes` is empty; switch the metric off with `enabled: false`",
+            )),
             views => Ok(views),
         }
     }
@@ -235,7 +261,11 @@ impl Node<'_> for OneMode<'_> {
         match text {
             "tslog" | "log" => self.0.tslog = true,
             "prometheus" => self.0.prometheus = true,
-            _ => return Err(E::custom(format!("unknown mode `{text}`; allowed are `tslog`, `prometheus`"))),
+            _ => {
+                return Err(E::custom(format!(
+                    "unknown mode `{text}`; allowed are `tslog`, `prometheus`"
+                )));
+            }
         }
         Ok(())
     }

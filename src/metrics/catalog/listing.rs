@@ -1,6 +1,9 @@
 //! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
-use super::{Catalog, Kind, MetricSpec, NativeSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
+use super::{
+    Catalog, Kind, MetricSpec, NativeSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section,
+    Views,
+};
 
 /// The formats of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,28 +31,41 @@ impl Form {
     }
 }
 
-const HEADS: [&str; 8] = ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "RECORDED BY", "HELP"];
+const HEADS: [&str; 8] =
+    ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "RECORDED BY", "HELP"];
 
 /// Summarizes the catalog in one line: the number of metrics of each type, and the mode.
 pub fn summary(catalog: &Catalog) -> String {
     format!("{}, mode {}", types(catalog), catalog.mode().as_str())
 }
 
-/// Summarizes the catalog of a file in one line: the number of metrics of each type, and the mode, which the command line decides if
-/// the file does not name it.
+/// Summarizes the catalog of a file in one line: the number of metrics of each type, and the mode,
+/// which the command line decides if the file does not name it.
 pub fn summary_of_file(catalog: &Catalog) -> String {
-    let mode = if catalog.names_mode() { catalog.mode().as_str() } else { "not named (the command line decides)" };
+    let mode = if catalog.names_mode() {
+        catalog.mode().as_str()
+    } else {
+        "not named (the command line decides)"
+    };
     format!("{}, mode {mode}", types(catalog))
 }
 
 /// Returns the number of metrics of each type, and of those that are switched off.
 fn types(catalog: &Catalog) -> String {
-    let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
+    let kinds =
+        [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
     let counts: Vec<String> = kinds
-        .map(|(kind, name)| format!("{} {name}", catalog.iter().filter(|(_, spec)| spec.kind == kind).count()))
+        .map(|(kind, name)| {
+            format!("{} {name}", catalog.iter().filter(|(_, spec)| spec.kind == kind).count())
+        })
         .collect();
-    format!("{} metrics ({}), {} switched off", catalog.len(), counts.join(", "), catalog.disabled().len())
+    format!(
+        "{} metrics ({}), {} switched off",
+        catalog.len(),
+        counts.join(", "),
+        catalog.disabled().len()
+    )
 }
 
 /// Lists every metric; those that are switched off come last.
@@ -63,11 +79,14 @@ pub fn list(catalog: &Catalog, form: Form) -> String {
     }
 }
 
-/// Returns what records a metric: the `server`, the `worker` for every backend, the `models`, or other `programs` (StatsD).
+/// Returns what records a metric: the `server`, the `worker` for every backend, the `models`, or
+/// other `programs` (StatsD).
 fn recorded_by(spec: &MetricSpec) -> &'static str {
     match spec.section {
         _ if spec.builtin.is_some() => "server",
-        Section::Model if RECORDED_BY_WORKER.contains(&&*spec.name) || spec.name == STATE_BYTES => "worker",
+        Section::Model if RECORDED_BY_WORKER.contains(&&*spec.name) || spec.name == STATE_BYTES => {
+            "worker"
+        }
         Section::Model => "models",
         Section::Frontend => "programs",
     }
@@ -75,7 +94,10 @@ fn recorded_by(spec: &MetricSpec) -> &'static str {
 
 fn modes(catalog: &Catalog, spec: &MetricSpec) -> Vec<&'static str> {
     let Views { tslog, prometheus } = catalog.views(spec);
-    [(tslog, "tslog"), (prometheus, "prometheus")].into_iter().filter_map(|(on, name)| on.then_some(name)).collect()
+    [(tslog, "tslog"), (prometheus, "prometheus")]
+        .into_iter()
+        .filter_map(|(on, name)| on.then_some(name))
+        .collect()
 }
 
 /// Returns the help in one line, with the metric's further names.
@@ -113,7 +135,8 @@ fn table(rows: &[[String; 8]]) -> String {
     }
     let mut text = String::new();
     for row in [&heads].into_iter().chain(rows) {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
@@ -184,7 +207,8 @@ ts_metrics:
 model_metrics:
   histogram:
     - {name: Size, unit: B, buckets: [1, 2.5], native: true, modes: [prometheus], help: 'a | b'}
-    - {name: Wait, unit: s, buckets: [1], also_as: [wait, {name: wait_ms, unit: ms}], help: Waiting}
+    - {name: Wait, unit: s, buckets: [1], also_as: [wait, {name: wait_ms, unit: ms}], help: \
+                        Waiting}
 ";
 
     #[test]
@@ -194,20 +218,26 @@ model_metrics:
 NAME            TYPE       UNIT     DIMENSIONS      MODES  ON   RECORDED BY  HELP
 CPUUtilization  gauge      Percent  Level,Hostname  tslog  on   server       CPU
 Size            histogram  B                               on   models       a | b
-Wait            histogram  s                        tslog  on   models       Waiting; also as wait, wait_ms (ms)
+Wait            histogram  s                        tslog  on   models       Waiting; also as \
+                        wait, wait_ms (ms)
 Own             gauge      ms                       tslog  off  programs     Own (ms)
 ";
         assert_eq!(list(&catalog, Form::Table), expected);
         let markdown = list(&catalog, Form::Markdown);
-        assert!(markdown.ends_with("| Own | gauge | ms |  | tslog | off | programs | Own (ms) |\n"), "{markdown}");
+        assert!(
+            markdown.ends_with("| Own | gauge | ms |  | tslog | off | programs | Own (ms) |\n"),
+            "{markdown}"
+        );
         assert!(markdown.contains("a \\| b |\n"));
         let json: serde_json::Value = serde_json::from_str(&list(&catalog, Form::Json)).unwrap();
         assert_eq!(json[1]["buckets"], serde_json::json!([1.0, 2.5]));
         assert_eq!((&json[0]["modes"][0], &json[3]["enabled"]), (&"tslog".into(), &false.into()));
-        let names = serde_json::json!([{"name": "wait", "unit": "s"}, {"name": "wait_ms", "unit": "ms"}]);
+        let names =
+            serde_json::json!([{"name": "wait", "unit": "s"}, {"name": "wait_ms", "unit": "ms"}]);
         assert_eq!((&json[1]["also_as"], &json[2]["also_as"]), (&serde_json::Value::Null, &names));
         assert_eq!((&json[1]["native"]["schema"], json[0].get("native")), (&3.into(), None));
-        let expected = "3 metrics (0 counters, 1 gauges, 2 histograms, 0 summaries), 1 switched off, mode tslog";
+        let expected = "3 metrics (0 counters, 1 gauges, 2 histograms, 0 summaries), 1 switched \
+                        off, mode tslog";
         assert_eq!(summary(&catalog), expected);
     }
 

@@ -12,8 +12,8 @@ const MAX_NAME: usize = 255;
 /// The prefix of this server's own metrics.
 const OWN_PREFIX: &str = "pharos_";
 
-/// Prefixes that Triton and TorchServe reserve for metrics of the server. Models may use them, as TorchServe's handlers
-/// do (`ts_handler_preprocess`).
+/// Prefixes that Triton and TorchServe reserve for metrics of the server. Models may use them, as
+/// TorchServe's handlers do (`ts_handler_preprocess`).
 const FRONTEND_PREFIXES: [&str; 2] = ["nv_", "ts_"];
 
 /// Returns whether Prometheus accepts this metric name.
@@ -33,32 +33,42 @@ fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || special(c))
 }
 
-/// Checks a metric's name for its type and section. Returns an error that says why it is not allowed, and what is.
+/// Checks a metric's name for its type and section. Returns an error that says why it is not
+/// allowed, and what is.
 pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), String> {
     check_letters(name)?;
     if let Some(builtin) = Builtin::from_name(name) {
         let wanted = builtin.kind();
         return match wanted == kind && section == Section::Frontend {
             true => Ok(()),
-            false => Err(format!("the built-in metric `{name}` must be a {} in ts_metrics", wanted.as_str())),
+            false => Err(format!(
+                "the built-in metric `{name}` must be a {} in ts_metrics",
+                wanted.as_str()
+            )),
         };
     }
     if let Some(present) = Builtin::formerly(name) {
-        let unit = present
-            .time_unit()
-            .map_or_else(String::new, |unit| format!(", with unit and buckets in `{}`", unit.name()));
+        let unit = present.time_unit().map_or_else(String::new, |unit| {
+            format!(", with unit and buckets in `{}`", unit.name())
+        });
         let present = present.name();
-        return Err(format!("`{name}` is now named `{present}`{unit}; its `also_as` can give it the old name as well"));
+        return Err(format!(
+            "`{name}` is now named `{present}`{unit}; its `also_as` can give it the old name as \
+             well"
+        ));
     }
-    let prefix = FRONTEND_PREFIXES.iter().find(|prefix| section == Section::Frontend && name.starts_with(**prefix));
+    let prefix = FRONTEND_PREFIXES
+        .iter()
+        .find(|prefix| section == Section::Frontend && name.starts_with(**prefix));
     if let Some(prefix) = prefix {
         return Err(no_builtin(name, &format!("names in ts_metrics that begin with `{prefix}`")));
     }
     check_reserved(name)
 }
 
-/// Checks a further name of a metric. Old names of built-in metrics are allowed, also with reserved prefixes. Names of their
-/// samples are not, even if the file omits the metric: a setting can switch it on.
+/// Checks a further name of a metric. Old names of built-in metrics are allowed, also with reserved
+/// prefixes. Names of their samples are not, even if the file omits the metric: a setting can
+/// switch it on.
 pub(super) fn check_other(name: &str, kind: Kind) -> Result<(), String> {
     check_letters(name)?;
     let samples = taken(name, kind);
@@ -66,7 +76,10 @@ pub(super) fn check_other(name: &str, kind: Kind) -> Result<(), String> {
         let own = taken(builtin.name(), builtin.kind());
         own.iter().any(|own| samples.iter().any(|sample| own.eq_ignore_ascii_case(sample)))
     }) {
-        return Err(format!("`{name}` in `also_as` is reserved for the built-in metric `{}`", builtin.name()));
+        return Err(format!(
+            "`{name}` in `also_as` is reserved for the built-in metric `{}`",
+            builtin.name()
+        ));
     }
     check_prefix(name)
 }
@@ -88,14 +101,22 @@ fn check_prefix(name: &str) -> Result<(), String> {
 
 fn no_builtin(name: &str, reserved: &str) -> String {
     let nearest = nearest_to(name);
-    format!("no built-in metric is named `{name}`, and {reserved} are reserved for built-in metrics{nearest}")
+    format!(
+        "no built-in metric is named `{name}`, and {reserved} are reserved for built-in \
+         metrics{nearest}"
+    )
 }
 
 /// Checks that a metric that is not built in does not use a reserved name.
 pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
     check_prefix(name)?;
-    if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
-        return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));
+    if let Some(builtin) =
+        Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name))
+    {
+        return Err(format!(
+            "`{name}` differs only in case from the built-in metric `{}`",
+            builtin.name()
+        ));
     }
     if name.starts_with(OWN_PREFIX) && name != STATE_BYTES {
         return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
@@ -110,8 +131,9 @@ pub(super) fn shortened(text: &str) -> String {
     if chars.next().is_some() { format!("{head}...") } else { head }
 }
 
-/// Returns the names that a metric occupies in a scrape, in both formats: its own, the names of its samples, and the name of its family
-/// in OpenMetrics. There the family of a counter `x_total` is `x`, and `_created` is reserved for all types that count.
+/// Returns the names that a metric occupies in a scrape, in both formats: its own, the names of its
+/// samples, and the name of its family in OpenMetrics. There the family of a counter `x_total` is
+/// `x`, and `_created` is reserved for all types that count.
 fn taken(name: &str, kind: Kind) -> Vec<String> {
     let (stem, suffixes): (&str, &[&str]) = match kind {
         Kind::Histogram => (name, &["", "_bucket", "_sum", "_count", "_created"]),
@@ -138,7 +160,11 @@ impl Owner {
     fn described(&self) -> String {
         let Self { name, kind, other } = self;
         let kind = kind.as_str();
-        if *other { format!("the name `{name}` in `also_as` of a {kind}") } else { format!("the {kind} `{name}`") }
+        if *other {
+            format!("the name `{name}` in `also_as` of a {kind}")
+        } else {
+            format!("the {kind} `{name}`")
+        }
     }
 }
 
@@ -155,11 +181,14 @@ impl Names {
         })
     }
 
-    /// Checks that the names of a new metric are free. Returns an error that names the colliding metric.
+    /// Checks that the names of a new metric are free. Returns an error that names the colliding
+    /// metric.
     pub(super) fn check(&self, name: &str, kind: Kind) -> Result<(), String> {
         match self.collision(name, kind) {
             None => Ok(()),
-            Some((_, owner)) if owner.name == name && !owner.other => Err(format!("metric `{name}` is defined twice")),
+            Some((_, owner)) if owner.name == name && !owner.other => {
+                Err(format!("metric `{name}` is defined twice"))
+            }
             Some((sample, owner)) => Err(format!(
                 "metric `{name}` collides with {}: both would appear in a scrape as `{sample}`",
                 owner.described()
@@ -175,7 +204,8 @@ impl Names {
                 Err(format!("the name `{name}` in `also_as` is given twice"))
             }
             Some((sample, owner)) => Err(format!(
-                "the name `{name}` in `also_as` collides with {}: both would appear in a scrape as `{sample}`",
+                "the name `{name}` in `also_as` collides with {}: both would appear in a scrape \
+                 as `{sample}`",
                 owner.described()
             )),
         }
@@ -192,6 +222,8 @@ impl Names {
     }
 
     fn occupy(&mut self, owner: &Owner) {
-        self.0.extend(taken(&owner.name, owner.kind).into_iter().map(|sample| (sample, owner.clone())));
+        self.0.extend(
+            taken(&owner.name, owner.kind).into_iter().map(|sample| (sample, owner.clone())),
+        );
     }
 }

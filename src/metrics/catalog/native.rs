@@ -7,8 +7,8 @@ use super::node::{Key, Node, Seed};
 /// How a histogram counts in native buckets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NativeSpec {
-    /// The highest schema: each power of two is divided into 2^schema buckets. From [`NativeSpec::LOWEST_SCHEMA`] to
-    /// [`NativeSpec::HIGHEST_SCHEMA`].
+    /// The highest schema: each power of two is divided into 2^schema buckets. From
+    /// [`NativeSpec::LOWEST_SCHEMA`] to [`NativeSpec::HIGHEST_SCHEMA`].
     pub schema: i32,
     /// The most buckets of a reading. A reading with more lowers the schema.
     pub max_buckets: usize,
@@ -21,7 +21,8 @@ impl NativeSpec {
     pub const LOWEST_SCHEMA: i32 = -4;
     /// The highest schema of Prometheus: a bucket's bound is 1.0027 times the previous one.
     pub const HIGHEST_SCHEMA: i32 = 8;
-    /// The smallest power of two whose buckets are distinguished; also the default threshold of zero.
+    /// The smallest power of two whose buckets are distinguished; also the default threshold of
+    /// zero.
     pub const LOWEST_EXPONENT: i32 = -64;
     /// The largest power of two that is a bound of a bucket. Larger observations count as infinite.
     pub const HIGHEST_EXPONENT: i32 = 64;
@@ -41,7 +42,8 @@ impl NativeSpec {
 }
 
 impl Default for NativeSpec {
-    /// Bounds that grow by 1.09 (the schema of factor 1.1), and 160 buckets at most: the defaults that Prometheus' clients recommend.
+    /// Bounds that grow by 1.09 (the schema of factor 1.1), and 160 buckets at most: the defaults
+    /// that Prometheus' clients recommend.
     fn default() -> Self {
         Self { schema: 3, max_buckets: 160, zero_threshold: Self::least_threshold() }
     }
@@ -75,7 +77,9 @@ impl<'de> Node<'de> for Native {
             }
         }
         if seen.contains(&"schema") && seen.contains(&"factor") {
-            return Err(de::Error::custom("`native` has both `schema` and `factor`; allowed is one of them"));
+            return Err(de::Error::custom(
+                "`native` has both `schema` and `factor`; allowed is one of them",
+            ));
         }
         Ok(Some(spec))
     }
@@ -91,7 +95,9 @@ impl Node<'_> for Schema {
     fn text<E: de::Error>(self, text: &str) -> Result<i32, E> {
         let allowed = NativeSpec::LOWEST_SCHEMA..=NativeSpec::HIGHEST_SCHEMA;
         let schema = text.parse().ok().filter(|schema| allowed.contains(schema));
-        schema.ok_or_else(|| E::custom(format!("`schema` is `{text}`; allowed is {}", self.expected())))
+        schema.ok_or_else(|| {
+            E::custom(format!("`schema` is `{text}`; allowed is {}", self.expected()))
+        })
     }
 }
 
@@ -104,7 +110,9 @@ impl Node<'_> for Factor {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<f64, E> {
         let factor = text.parse::<f64>().ok().filter(|factor| factor.is_finite() && *factor > 1.0);
-        factor.ok_or_else(|| E::custom(format!("`factor` is `{text}`; allowed is {}", self.expected())))
+        factor.ok_or_else(|| {
+            E::custom(format!("`factor` is `{text}`; allowed is {}", self.expected()))
+        })
     }
 }
 
@@ -118,7 +126,9 @@ impl Node<'_> for MaxBuckets {
     fn text<E: de::Error>(self, text: &str) -> Result<usize, E> {
         let allowed = NativeSpec::FEWEST_BUCKETS..=NativeSpec::MOST_BUCKETS;
         let limit = text.parse().ok().filter(|limit| allowed.contains(limit));
-        limit.ok_or_else(|| E::custom(format!("`max_buckets` is `{text}`; allowed is {}", self.expected())))
+        limit.ok_or_else(|| {
+            E::custom(format!("`max_buckets` is `{text}`; allowed is {}", self.expected()))
+        })
     }
 }
 
@@ -132,7 +142,9 @@ impl Node<'_> for ZeroThreshold {
     fn text<E: de::Error>(self, text: &str) -> Result<f64, E> {
         let allowed = NativeSpec::least_threshold()..=1e18;
         let threshold = text.parse().ok().filter(|threshold| allowed.contains(threshold));
-        threshold.ok_or_else(|| E::custom(format!("`zero_threshold` is `{text}`; allowed is {}", self.expected())))
+        threshold.ok_or_else(|| {
+            E::custom(format!("`zero_threshold` is `{text}`; allowed is {}", self.expected()))
+        })
     }
 }
 
@@ -143,7 +155,8 @@ mod tests {
     use crate::catalog::{Catalog, CatalogError};
 
     fn parse(native: &str) -> Result<Option<NativeSpec>, CatalogError> {
-        let text = format!("model_metrics:\n  histogram:\n    - {{name: a, unit: s, native: {native}}}\n");
+        let text =
+            format!("model_metrics:\n  histogram:\n    - {{name: a, unit: s, native: {native}}}\n");
         Catalog::parse(&text, "m.yaml").map(|catalog| catalog.find("a").unwrap().1.native)
     }
 
@@ -154,7 +167,10 @@ mod tests {
         assert_eq!(parse("true").unwrap(), Some(default));
         assert_eq!(parse("{}").unwrap(), Some(default));
         let expected = NativeSpec { schema: -2, max_buckets: 20, zero_threshold: 0.001 };
-        assert_eq!(parse("{schema: -2, max_buckets: 20, zero_threshold: 1e-3}").unwrap(), Some(expected));
+        assert_eq!(
+            parse("{schema: -2, max_buckets: 20, zero_threshold: 1e-3}").unwrap(),
+            Some(expected)
+        );
         let least = parse("{zero_threshold: 5.421010862427522e-20}").unwrap();
         assert_eq!(least, Some(default), "the default can be written");
     }
@@ -185,23 +201,39 @@ mod tests {
     #[test]
     fn errors_name_key_value_and_what_is_allowed() {
         for (native, expected) in [
-            ("yes", "`native` is `yes`; allowed are true, false, or a mapping with schema or factor"),
+            (
+                "yes",
+                "`native` is `yes`; allowed are true, false, or a mapping with schema or factor",
+            ),
             ("[1]", "found a list where true, false, or a mapping"),
             ("{schema: 9}", "`schema` is `9`; allowed is a whole number from -4 to 8"),
             ("{schema: 1.5}", "`schema` is `1.5`; allowed is a whole number from -4 to 8"),
             ("{factor: 1}", "`factor` is `1`; allowed is a number above 1"),
             ("{factor: .inf}", "`factor` is `inf`; allowed is a number above 1"),
-            ("{max_buckets: 19}", "`max_buckets` is `19`; allowed is a whole number from 20 to 1000"),
+            (
+                "{max_buckets: 19}",
+                "`max_buckets` is `19`; allowed is a whole number from 20 to 1000",
+            ),
             ("{zero_threshold: 0}", "`zero_threshold` is `0`; allowed is a number from 2^-64"),
             ("{zero_threshold: .nan}", "`zero_threshold` is `NaN`; allowed is a number from 2^-64"),
-            ("{schema: 3, factor: 1.1}", "`native` has both `schema` and `factor`; allowed is one of them"),
-            ("{buckets: 3}", "unknown key `buckets`; allowed are `schema`, `factor`, `max_buckets`, `zero_threshold`"),
+            (
+                "{schema: 3, factor: 1.1}",
+                "`native` has both `schema` and `factor`; allowed is one of them",
+            ),
+            (
+                "{buckets: 3}",
+                "unknown key `buckets`; allowed are `schema`, `factor`, `max_buckets`, \
+                 `zero_threshold`",
+            ),
         ] {
             let message = parse(native).unwrap_err().message;
             assert!(message.contains(expected), "{native}: {message}");
         }
         let text = "model_metrics:\n  gauge:\n    - {name: a, unit: s, native: true}\n";
         let message = Catalog::parse(text, "m.yaml").unwrap_err().message;
-        assert!(message.contains("metric `a` is a gauge: only a histogram has native buckets"), "{message}");
+        assert!(
+            message.contains("metric `a` is a gauge: only a histogram has native buckets"),
+            "{message}"
+        );
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// One place in the file and the values allowed there. Methods that an implementation does not override return an error.
+/// One place in the file and the values allowed there. Methods that an implementation does not
+/// override return an error.
 pub(super) trait Node<'de>: Sized {
     type Out;
 
@@ -93,7 +94,10 @@ impl Node<'_> for Key<'_> {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<&'static str, E> {
         let Some(key) = self.allowed.iter().copied().find(|&key| key == text) else {
-            return Err(E::custom(format!("unknown key `{text}`; allowed are {}", quoted(self.allowed))));
+            return Err(E::custom(format!(
+                "unknown key `{text}`; allowed are {}",
+                quoted(self.allowed)
+            )));
         };
         if self.seen.contains(&key) {
             return Err(E::custom(format!("key `{key}` is given twice")));

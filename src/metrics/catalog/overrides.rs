@@ -1,4 +1,5 @@
-//! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
+//! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the
+//! mode.
 
 use super::{Catalog, Kind, Mode};
 use crate::builtin::Builtin;
@@ -6,8 +7,8 @@ use crate::builtin::Builtin;
 /// One `KEY=VALUE`, with Triton's keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
-    /// `counter_latencies`: whether the server keeps counters of durations. Unlike in Triton, the counters of requests
-    /// and inferences stay on without them.
+    /// `counter_latencies`: whether the server keeps counters of durations. Unlike in Triton, the
+    /// counters of requests and inferences stay on without them.
     CounterLatencies(bool),
     /// `histogram_latencies`: whether the server keeps histograms of durations.
     HistogramLatencies(bool),
@@ -19,7 +20,8 @@ pub enum Setting {
 
 impl Setting {
     /// The allowed keys.
-    pub const KEYS: [&str; 4] = ["counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"];
+    pub const KEYS: [&str; 4] =
+        ["counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"];
 
     /// Parses a setting.
     ///
@@ -29,19 +31,26 @@ impl Setting {
         let switch = || match value.to_ascii_lowercase().as_str() {
             "true" | "on" | "yes" | "1" => Ok(true),
             "false" | "off" | "no" | "0" => Ok(false),
-            _ => Err(format!("{key} is '{value}'; allowed are true, false, on, off, yes, no, 1 and 0")),
+            _ => Err(format!(
+                "{key} is '{value}'; allowed are true, false, on, off, yes, no, 1 and 0"
+            )),
         };
         match key {
             "counter_latencies" => switch().map(Self::CounterLatencies),
             "histogram_latencies" => switch().map(Self::HistogramLatencies),
             "summary_latencies" => switch().map(Self::SummaryLatencies),
             "summary_quantiles" => quantiles(value).map(Self::SummaryQuantiles),
-            _ => Err(format!("unknown setting '{key}'; allowed are {}, or a file", Self::KEYS.join(", "))),
+            _ => Err(format!(
+                "unknown setting '{key}'; allowed are {}, or a file",
+                Self::KEYS.join(", ")
+            )),
         }
     }
 
     fn apply(&self, catalog: Catalog) -> Catalog {
-        let latencies = |kind: Kind| Builtin::ALL.iter().copied().filter(move |b| b.is_latency() && b.kind() == kind);
+        let latencies = |kind: Kind| {
+            Builtin::ALL.iter().copied().filter(move |b| b.is_latency() && b.kind() == kind)
+        };
         let switch = |catalog: Catalog, kind: Kind, on: bool| {
             latencies(kind).fold(catalog, |catalog, builtin| switched(catalog, builtin.name(), on))
         };
@@ -50,17 +59,20 @@ impl Setting {
             Self::HistogramLatencies(on) => switch(catalog, Kind::Histogram, *on),
             Self::SummaryLatencies(on) => switch(catalog, Kind::Summary, *on),
             Self::SummaryQuantiles(quantiles) => latencies(Kind::Summary)
-                .fold(catalog, |catalog, summary| catalog.with_quantiles(summary.name(), quantiles)),
+                .fold(catalog, |catalog, summary| {
+                    catalog.with_quantiles(summary.name(), quantiles)
+                }),
         }
     }
 }
 
-/// Parses Triton's form: quantiles with their allowed errors, `0.5:0.05,0.9:0.01`. The errors are optional and only
-/// checked, because this server computes exact quantiles of a window.
+/// Parses Triton's form: quantiles with their allowed errors, `0.5:0.05,0.9:0.01`. The errors are
+/// optional and only checked, because this server computes exact quantiles of a window.
 fn quantiles(value: &str) -> Result<Vec<f64>, String> {
-    let allowed = "allowed are up to 100 numbers between 0 and 1, each with its allowed error if wanted, \
-                   for example 0.5:0.05,0.9:0.01";
-    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+    let allowed = "allowed are up to 100 numbers between 0 and 1, each with its allowed error if \
+                   wanted, for example 0.5:0.05,0.9:0.01";
+    let number =
+        |text: &str| text.trim().parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
     let parsed: Option<Vec<f64>> = value
         .split(',')
         .map(|text| match text.split_once(':') {
@@ -76,7 +88,8 @@ fn quantiles(value: &str) -> Result<Vec<f64>, String> {
     Ok(quantiles)
 }
 
-/// Switches a built-in metric on or off. Takes its definition from the shipped file if this file omits it.
+/// Switches a built-in metric on or off. Takes its definition from the shipped file if this file
+/// omits it.
 fn switched(catalog: Catalog, name: &str, on: bool) -> Catalog {
     let there = catalog.find(name).is_some() || catalog.is_disabled(name);
     if !on || there {
@@ -103,8 +116,10 @@ impl Overrides {
     /// Applies all settings to the catalog of a file.
     pub fn apply(&self, catalog: Catalog) -> Catalog {
         let catalog = self.settings.iter().fold(catalog, |catalog, setting| setting.apply(catalog));
-        // Applied once more at the end, so that the order of quantiles and switches does not matter.
-        let quantiles = self.settings.iter().filter(|setting| matches!(setting, Setting::SummaryQuantiles(_)));
+        // Applied once more at the end, so that the order of quantiles and switches does not
+        // matter.
+        let quantiles =
+            self.settings.iter().filter(|setting| matches!(setting, Setting::SummaryQuantiles(_)));
         let catalog = quantiles.fold(catalog, |catalog, setting| setting.apply(catalog));
         match self.mode {
             Some(mode) => catalog.with_mode(mode),
@@ -123,7 +138,8 @@ mod tests {
     }
 
     fn applied(catalog: Catalog, settings: &[(&str, &str)]) -> Catalog {
-        let settings = settings.iter().map(|(key, value)| Setting::parse(key, value).unwrap()).collect();
+        let settings =
+            settings.iter().map(|(key, value)| Setting::parse(key, value).unwrap()).collect();
         Overrides { settings, mode: None }.apply(catalog)
     }
 
@@ -131,16 +147,26 @@ mod tests {
     fn switching_latencies_off_keeps_the_counts() {
         let catalog = applied(
             Catalog::shipped(),
-            &[("counter_latencies", "false"), ("histogram_latencies", "off"), ("summary_latencies", "true")],
+            &[
+                ("counter_latencies", "false"),
+                ("histogram_latencies", "off"),
+                ("summary_latencies", "true"),
+            ],
         );
         let names = names(&catalog);
-        assert!(!names.iter().any(|name| name.starts_with("nv_inference_request_duration")), "{names:?}");
+        assert!(
+            !names.iter().any(|name| name.starts_with("nv_inference_request_duration")),
+            "{names:?}"
+        );
         for off in ["nv_inference_queue_duration_us", "pharos_request_duration_seconds"] {
             assert!(!names.contains(&off), "{off}");
         }
-        for on in
-            ["nv_inference_count", "nv_inference_request_success", "nv_inference_queue_summary_us", "pharos_batch_size"]
-        {
+        for on in [
+            "nv_inference_count",
+            "nv_inference_request_success",
+            "nv_inference_queue_summary_us",
+            "pharos_batch_size",
+        ] {
             assert!(names.contains(&on), "{on}");
         }
         assert_eq!(names.len(), Catalog::shipped().len() - 5 - 6 + 5);
@@ -158,18 +184,28 @@ mod tests {
 
     #[test]
     fn parses_tritons_quantiles_in_any_order() {
-        let settings = [("summary_quantiles", "0.9:0.01, 0.5:0.05,0.9"), ("summary_latencies", "1")];
+        let settings =
+            [("summary_quantiles", "0.9:0.01, 0.5:0.05,0.9"), ("summary_latencies", "1")];
         let catalog = applied(Catalog::shipped(), &settings);
-        assert_eq!(catalog.find("nv_inference_request_summary_us").unwrap().1.quantiles, [0.5, 0.9]);
+        assert_eq!(
+            catalog.find("nv_inference_request_summary_us").unwrap().1.quantiles,
+            [0.5, 0.9]
+        );
     }
 
     #[test]
     fn switching_on_an_omitted_metric_uses_the_shipped_definition() {
         let empty = || Catalog::parse("mode: both", "m.yaml").unwrap();
-        let settings = [("summary_quantiles", "0.5"), ("summary_latencies", "true"), ("counter_latencies", "false")];
+        let settings = [
+            ("summary_quantiles", "0.5"),
+            ("summary_latencies", "true"),
+            ("counter_latencies", "false"),
+        ];
         let catalog = applied(empty(), &settings);
         assert_eq!(names(&catalog).len(), 7);
-        assert!(catalog.iter().all(|(_, spec)| spec.kind == Kind::Summary && spec.quantiles == [0.5]));
+        assert!(
+            catalog.iter().all(|(_, spec)| spec.kind == Kind::Summary && spec.quantiles == [0.5])
+        );
         let mode = Overrides { settings: Vec::new(), mode: Some(Mode::Legacy) };
         assert_eq!(mode.apply(empty()).mode(), Mode::Legacy);
     }
@@ -178,8 +214,16 @@ mod tests {
     fn errors_of_bad_settings_list_the_allowed_values() {
         for (key, value, expected) in [
             ("latencies", "true", "unknown setting 'latencies'; allowed are counter_latencies, "),
-            ("summary_latencies", "maybe", "summary_latencies is 'maybe'; allowed are true, false,"),
-            ("summary_quantiles", "0.5:0.05,2", "'0.5:0.05,2'; allowed are up to 100 numbers between 0 and 1"),
+            (
+                "summary_latencies",
+                "maybe",
+                "summary_latencies is 'maybe'; allowed are true, false,",
+            ),
+            (
+                "summary_quantiles",
+                "0.5:0.05,2",
+                "'0.5:0.05,2'; allowed are up to 100 numbers between 0 and 1",
+            ),
             ("summary_quantiles", "0.5:x", "for example 0.5:0.05,0.9:0.01"),
             ("summary_quantiles", "", "summary_quantiles is ''"),
         ] {

@@ -1,5 +1,5 @@
-//! Parses YAML into checked definitions: the file, its sections and their metrics. Each value is checked while the YAML
-//! reader is at it, because the position is only known then.
+//! Parses YAML into checked definitions: the file, its sections and their metrics. Each value is
+//! checked while the YAML reader is at it, because the position is only known then.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ use super::node::{Key, Node, Seed};
 use super::slos::Slos;
 use super::tenants::Tenants;
 use super::{
-    CatalogError, DEFAULT_QUANTILES, Globals, Kind, MetricSpec, Mode, NativeSpec, RECORDED_BY_WORKER, SHIPPED, Section,
-    Views, WorkerLabel,
+    CatalogError, DEFAULT_QUANTILES, Globals, Kind, MetricSpec, Mode, NativeSpec,
+    RECORDED_BY_WORKER, SHIPPED, Section, Views, WorkerLabel,
 };
 use super::{anchors, worker_labels};
 use crate::builtin::Builtin;
@@ -45,7 +45,8 @@ impl Parsed {
         }
     }
 
-    /// Adds the metrics of objectives and tenants that the file does not define, as the shipped file defines them.
+    /// Adds the metrics of objectives and tenants that the file does not define, as the shipped
+    /// file defines them.
     fn add_implied_metrics(&mut self) {
         let slos = !self.globals.slos.is_empty();
         let tenants = self.globals.tenants.is_some();
@@ -54,7 +55,9 @@ impl Parsed {
         }
         let shipped = read(SHIPPED, "").map_or(Vec::new(), |shipped| shipped.specs);
         for spec in shipped.into_iter().filter(|spec| {
-            spec.builtin.is_some_and(|builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants()))
+            spec.builtin.is_some_and(|builtin| {
+                (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants())
+            })
         }) {
             if self.all().all(|other| other.name != spec.name) {
                 self.places.insert(spec.name.clone(), self.places.len());
@@ -63,13 +66,15 @@ impl Parsed {
         }
     }
 
-    /// Fills in missing help texts: with the texts of the shipped file, or with the name and the unit.
+    /// Fills in missing help texts: with the texts of the shipped file, or with the name and the
+    /// unit.
     fn fill_help(&mut self) {
         let mut shipped = None;
         for spec in self.all().filter(|spec| spec.help.is_empty()) {
             if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
                 let shipped = shipped.get_or_insert_with(|| read(SHIPPED, "").ok());
-                let same = |other: &&mut MetricSpec| other.name == spec.name && other.kind == spec.kind;
+                let same =
+                    |other: &&mut MetricSpec| other.name == spec.name && other.kind == spec.kind;
                 let same = shipped.as_mut().and_then(|shipped| shipped.all().find(same));
                 spec.help = same.map_or_else(String::new, |same| same.help.clone());
             }
@@ -84,8 +89,9 @@ impl Parsed {
 pub const MAX_BYTES: usize = 1 << 20;
 const MAX_METRICS: usize = 10_000;
 
-/// The deepest nesting of brackets: the YAML reader's time grows with the product of depth and length. The limit is far
-/// above what files need, because brackets within quoted texts count as well.
+/// The deepest nesting of brackets: the YAML reader's time grows with the product of depth and
+/// length. The limit is far above what files need, because brackets within quoted texts count as
+/// well.
 const MAX_DEPTH: usize = 1000;
 
 /// Parses the text of a `metrics.yaml`.
@@ -109,7 +115,8 @@ fn read(text: &str, file: &str) -> Result<Parsed, CatalogError> {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
         let message = error.to_string();
         let suffix = format!(" at line {line} column {column}");
-        let message = anchors::explain(message.strip_suffix(&suffix).unwrap_or(&message), text, line);
+        let message =
+            anchors::explain(message.strip_suffix(&suffix).unwrap_or(&message), text, line);
         CatalogError { file: file.to_owned(), line, column, message }
     })
 }
@@ -129,7 +136,11 @@ fn check_size(text: &str) -> Result<(), (usize, usize, String)> {
             _ => {}
         }
         if depth > MAX_DEPTH {
-            return Err((line, column, format!("lists and mappings are nested deeper than {MAX_DEPTH}")));
+            return Err((
+                line,
+                column,
+                format!("lists and mappings are nested deeper than {MAX_DEPTH}"),
+            ));
         }
         (line, column) = if c == '\n' { (line + 1, 1) } else { (line, column + 1) };
     }
@@ -156,7 +167,8 @@ impl<'de> Node<'de> for File {
                 "tenants" => parsed.globals.tenants = Some(map.next_value_seed(Seed(Tenants))?),
                 "dimensions" => form = map.next_value_seed(Seed(Aliases))?,
                 _ => {
-                    let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };
+                    let section =
+                        if key == "ts_metrics" { Section::Frontend } else { Section::Model };
                     let target = Target { section, parsed: &mut parsed, names: &mut names };
                     map.next_value_seed(Seed(Metrics(target)))?;
                 }
@@ -172,8 +184,8 @@ impl<'de> Node<'de> for File {
 /// The dialect of a file, recognized by its `dimensions`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// The form of TorchServe's design document and of the shipped file: a mapping, or no `dimensions`. A metric has
-    /// exactly the labels that it lists.
+    /// The form of TorchServe's design document and of the shipped file: a mapping, or no
+    /// `dimensions`. A metric has exactly the labels that it lists.
     Designed,
     /// The form of TorchServe's files: a list. Metrics of models also get the label `Hostname`.
     TorchServe,
@@ -188,12 +200,13 @@ impl Node<'_> for ModeName {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<Mode, E> {
         let allowed = Mode::NAMES.join("`, `");
-        Mode::from_name(text).ok_or_else(|| E::custom(format!("unknown mode `{text}`; allowed are `{allowed}`")))
+        Mode::from_name(text)
+            .ok_or_else(|| E::custom(format!("unknown mode `{text}`; allowed are `{allowed}`")))
     }
 }
 
-/// The `dimensions`: a mapping from aliases to label names, or TorchServe's list of label names. Only the anchors in it
-/// matter, and YAML itself resolves them.
+/// The `dimensions`: a mapping from aliases to label names, or TorchServe's list of label names.
+/// Only the anchors in it matter, and YAML itself resolves them.
 struct Aliases;
 
 impl<'de> Node<'de> for Aliases {
@@ -205,7 +218,10 @@ impl<'de> Node<'de> for Aliases {
         Ok(Form::Designed)
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Form, A::Error> {
-        while list.next_element_seed(Seed(Label { metric: None, before: &mut Vec::new() }))?.is_some() {}
+        while list
+            .next_element_seed(Seed(Label { metric: None, before: &mut Vec::new() }))?
+            .is_some()
+        {}
         Ok(Form::TorchServe)
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Form, A::Error> {
@@ -283,7 +299,10 @@ impl<'de> Node<'de> for MetricList<'_> {
         Ok(())
     }
     fn list<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
-        while list.next_element_seed(Seed(Metric { kind: self.kind, target: self.target.reborrow() }))?.is_some() {}
+        while list
+            .next_element_seed(Seed(Metric { kind: self.kind, target: self.target.reborrow() }))?
+            .is_some()
+        {}
         Ok(())
     }
 }
@@ -315,12 +334,26 @@ impl<'de> Node<'de> for Metric<'_> {
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut fields = Fields::default();
         let mut seen = Vec::new();
-        let allowed =
-            &["name", "unit", "dimensions", "help", "buckets", "quantiles", "native", "modes", "also_as", "enabled"];
+        let allowed = &[
+            "name",
+            "unit",
+            "dimensions",
+            "help",
+            "buckets",
+            "quantiles",
+            "native",
+            "modes",
+            "also_as",
+            "enabled",
+        ];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => {
-                    let place = Name { kind: self.kind, section: self.target.section, taken: self.target.names };
+                    let place = Name {
+                        kind: self.kind,
+                        section: self.target.section,
+                        taken: self.target.names,
+                    };
                     fields.name = Some(map.next_value_seed(Seed(place))?);
                 }
                 "unit" => fields.unit = Some(map.next_value_seed(Seed(Unit))?),
@@ -356,12 +389,16 @@ impl<'de> Node<'de> for Metric<'_> {
     }
 }
 
-/// Checks the unit of a metric whose values the server measures as times. Bounds of buckets are in this unit as well.
+/// Checks the unit of a metric whose values the server measures as times. Bounds of buckets are in
+/// this unit as well.
 fn check_unit(name: &str, unit: &str, builtin: Option<Builtin>) -> Result<(), String> {
     match builtin.and_then(Builtin::time_unit) {
         Some(fixed) if TimeUnit::from_name(unit) != Some(fixed) => {
             let fixed = fixed.name();
-            Err(format!("the unit of `{name}` is `{unit}`; allowed is `{fixed}`, the unit of its values and buckets"))
+            Err(format!(
+                "the unit of `{name}` is `{unit}`; allowed is `{fixed}`, the unit of its values \
+                 and buckets"
+            ))
         }
         _ => Ok(()),
     }
@@ -408,7 +445,8 @@ impl Fields {
 
     /// Checks the labels of a metric that code records.
     fn check_labels(&self, name: &str, builtin: Option<Builtin>) -> Result<(), String> {
-        // Labels listed after the name were checked while they were read; this also covers those listed before it.
+        // Labels listed after the name were checked while they were read; this also covers those
+        // listed before it.
         self.dimensions.iter().try_for_each(|label| worker_labels::check(name, label))?;
         let Some(builtin) = builtin else { return Ok(()) };
         let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
@@ -429,7 +467,9 @@ impl Fields {
             return Err(format!("metric `{name}` is a {named}: only a histogram has buckets"));
         }
         if kind != Kind::Histogram && self.native.is_some() {
-            return Err(format!("metric `{name}` is a {named}: only a histogram has native buckets"));
+            return Err(format!(
+                "metric `{name}` is a {named}: only a histogram has native buckets"
+            ));
         }
         if kind != Kind::Summary && self.quantiles.is_some() {
             return Err(format!("metric `{name}` is a {named}: only a summary has quantiles"));
@@ -440,7 +480,9 @@ impl Fields {
             Kind::Counter | Kind::Gauge => return Ok(()),
         };
         match self.dimensions.iter().find(|label| label.eq_ignore_ascii_case(reserved.0)) {
-            Some(label) => Err(format!("label `{label}` is reserved for the {} `{name}`", reserved.1)),
+            Some(label) => {
+                Err(format!("label `{label}` is reserved for the {} `{name}`", reserved.1))
+            }
             None => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
-//! Prometheus rules for service level objectives: recorded error ratios, and alerts on the rate at which the error
-//! budget burns.
+//! Prometheus rules for service level objectives: recorded error ratios, and alerts on the rate at
+//! which the error budget burns.
 //!
 //! The alerts follow "Alerting on SLOs" in The Site Reliability Workbook (Google, 2018),
 //! <https://sre.google/workbook/alerting-on-slos/>, section 6: multiwindow, multi-burn-rate alerts.
@@ -12,8 +12,9 @@ use crate::builtin::Builtin;
 /// The windows of the recorded error ratios.
 const WINDOWS: [&str; 7] = ["5m", "30m", "1h", "2h", "6h", "1d", "3d"];
 
-/// A condition of an alert: the budget burns faster than `factor` over both windows. At a factor of 1 it lasts for
-/// exactly the objective's window. The short window ends the alert soon after the cause.
+/// A condition of an alert: the budget burns faster than `factor` over both windows. At a factor of
+/// 1 it lasts for exactly the objective's window. The short window ends the alert soon after the
+/// cause.
 struct Burn {
     factor: &'static str,
     long: &'static str,
@@ -24,7 +25,8 @@ const fn burn(factor: &'static str, long: &'static str, short: &'static str) -> 
     Burn { factor, long, short }
 }
 
-/// The conditions that need an answer at once, and those that can wait for a working day (Table 5-8 of the workbook).
+/// The conditions that need an answer at once, and those that can wait for a working day (Table 5-8
+/// of the workbook).
 const FAST: [Burn; 2] = [burn("14.4", "1h", "5m"), burn("6", "6h", "30m")];
 const SLOW: [Burn; 2] = [burn("3", "1d", "2h"), burn("1", "3d", "6h")];
 
@@ -47,7 +49,8 @@ pub fn rules(slos: &[Slo]) -> String {
     // The windows are long, so these rules are costly and need no short interval.
     text.push_str("  - name: pharos-slo-budgets\n    interval: 5m\n    rules:\n");
     for slo in slos {
-        slo.indicators().for_each(|(sli, _, share)| text.push_str(&budget(slo, sli, share.budget())));
+        slo.indicators()
+            .for_each(|(sli, _, share)| text.push_str(&budget(slo, sli, share.budget())));
     }
     text.push_str("  - name: pharos-slo-alerts\n    rules:\n");
     for slo in slos {
@@ -73,7 +76,9 @@ fn selector(slo: &Slo, sli: Sli) -> String {
 
 /// Returns the share of bad requests over a window, by `rate` or `increase`.
 fn error_ratio(function: &str, selector: &str, window: &str) -> String {
-    let sum = |metric: Builtin| format!("sum by (slo, sli, model) ({function}({}{selector}[{window}]))", metric.name());
+    let sum = |metric: Builtin| {
+        format!("sum by (slo, sli, model) ({function}({}{selector}[{window}]))", metric.name())
+    };
     let good = sum(Builtin::SloGoodRequests);
     let all = sum(Builtin::SloRequests);
     // With --metrics-omit-idle, a model without good requests has no series of them.
@@ -106,15 +111,25 @@ fn described(slo: &Slo, limit_ns: Option<u64>, ratio: f64) -> String {
 /// Returns an alert on the error budget of one indicator.
 fn alert(slo: &Slo, sli: Sli, budget: f64, objective: &str, severity: &str) -> String {
     let burns = if severity == URGENT { &FAST } else { &SLOW };
-    let over = |window: &str, factor: &str| format!("{}{} > {factor} * {budget}", recorded(window), selector(slo, sli));
+    let over = |window: &str, factor: &str| {
+        format!("{}{} > {factor} * {budget}", recorded(window), selector(slo, sli))
+    };
     let conditions: Vec<String> = burns
         .iter()
-        .map(|burn| format!("({} and {})", over(burn.long, burn.factor), over(burn.short, burn.factor)))
+        .map(|burn| {
+            format!("({} and {})", over(burn.long, burn.factor), over(burn.short, burn.factor))
+        })
         .collect();
-    let factors: Vec<String> = burns.iter().map(|burn| format!("{} times over {}", burn.factor, burn.long)).collect();
+    let factors: Vec<String> =
+        burns.iter().map(|burn| format!("{} times over {}", burn.factor, burn.long)).collect();
     let mut text = String::from("      - alert: PharosSloBudgetBurn\n        expr: |-\n");
     let _ = writeln!(text, "          {}", conditions.join("\n          or "));
-    let _ = writeln!(text, "        labels: {{severity: {severity}, slo: \"{}\", sli: {}}}", slo.name, sli.as_str());
+    let _ = writeln!(
+        text,
+        "        labels: {{severity: {severity}, slo: \"{}\", sli: {}}}",
+        slo.name,
+        sli.as_str()
+    );
     text.push_str("        annotations:\n");
     let summary = format!("The error budget of {} ({}) burns too fast", slo.name, sli.as_str());
     let _ = writeln!(text, "          summary: \"{summary} on model {{{{ $labels.model }}}}\"");
@@ -137,15 +152,22 @@ mod tests {
 
     #[test]
     fn has_four_burn_rates_for_each_indicator() {
-        let text = of("{name: fast, latency: {threshold: 200ms, share: 99%}, availability: 99.9%, window: 28d}");
+        let text = of("{name: fast, latency: {threshold: 200ms, share: 99%}, availability: \
+                       99.9%, window: 28d}");
         assert_eq!(text.matches("- alert: PharosSloBudgetBurn").count(), 4, "{text}");
         assert_eq!(text.matches("- record: model:pharos_slo_errors:ratio_rate").count(), 7);
-        assert_eq!(text.matches("- record: model:pharos_slo_error_budget_remaining:ratio").count(), 2);
+        assert_eq!(
+            text.matches("- record: model:pharos_slo_error_budget_remaining:ratio").count(),
+            2
+        );
         for expected in [
-            "(model:pharos_slo_errors:ratio_rate1h{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01 and \
-             model:pharos_slo_errors:ratio_rate5m{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01)",
-            "or (model:pharos_slo_errors:ratio_rate3d{slo=\"fast\",sli=\"availability\"} > 1 * 0.001 and",
-            "1 - (1 - (sum by (slo, sli, model) (increase(pharos_slo_good_requests_total{slo=\"fast\",sli=\"latency\"}[28d])) or 0 * sum by",
+            "(model:pharos_slo_errors:ratio_rate1h{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01 \
+             and model:pharos_slo_errors:ratio_rate5m{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01)",
+            "or (model:pharos_slo_errors:ratio_rate3d{slo=\"fast\",sli=\"availability\"} > 1 * \
+             0.001 and",
+            "1 - (1 - (sum by (slo, sli, model) \
+             (increase(pharos_slo_good_requests_total{slo=\"fast\",sli=\"latency\"}[28d])) or 0 * \
+             sum by",
             "Objective: 99% of the requests succeed within 200 ms, over 28d.",
             "Objective: 99.9% of the requests succeed, over 28d.",
         ] {
@@ -155,7 +177,9 @@ mod tests {
 
     #[test]
     fn writes_shares_without_rounding_errors() {
-        for (share, budget) in [("99.9%", "0.001"), ("99.99%", "0.0001"), ("0.97", "0.03"), ("99.95%", "0.0005")] {
+        for (share, budget) in
+            [("99.9%", "0.001"), ("99.99%", "0.0001"), ("0.97", "0.03"), ("99.95%", "0.0005")]
+        {
             let text = of(&format!("{{name: a, availability: {share}}}"));
             assert!(text.contains(&format!("> 14.4 * {budget} and")), "{share}: {text}");
         }

@@ -1,4 +1,5 @@
-//! The service level objectives (SLOs) of a `metrics.yaml`: the share of the requests to some models that must be good.
+//! The service level objectives (SLOs) of a `metrics.yaml`: the share of the requests to some
+//! models that must be good.
 
 use pharos_base::id::ModelName;
 use serde::de::{self, MapAccess, SeqAccess};
@@ -11,7 +12,8 @@ const MAX_SLOS: usize = 100;
 /// The longest name of an objective, and the longest pattern of model names, in bytes.
 const MAX_NAME: usize = 63;
 const MAX_PATTERN: usize = 256;
-/// The shortest window in seconds, which the longest alert window of the rules must fit in, and the longest.
+/// The shortest window in seconds, which the longest alert window of the rules must fit in, and the
+/// longest.
 const MIN_WINDOW: u64 = 3 * 86_400;
 const MAX_WINDOW: u64 = 90 * 86_400;
 
@@ -75,19 +77,22 @@ pub struct Slo {
 }
 
 impl Slo {
-    /// Returns whether it covers a model. The pattern may match the name with or without its namespace.
+    /// Returns whether it covers a model. The pattern may match the name with or without its
+    /// namespace.
     pub fn covers(&self, model: &ModelName) -> bool {
         [model.full(), model.bare()].into_iter().any(|name| matches(&self.model, name))
     }
 
-    /// Returns its indicators, each with the time in which a request must succeed (`None`: any time) and the share.
+    /// Returns its indicators, each with the time in which a request must succeed (`None`: any
+    /// time) and the share.
     pub fn indicators(&self) -> impl Iterator<Item = (Sli, Option<u64>, Share)> + '_ {
         let latency = self.latency.map(|(ns, share)| (Sli::Latency, Some(ns), share));
         latency.into_iter().chain(self.availability.map(|share| (Sli::Availability, None, share)))
     }
 }
 
-/// Returns whether a text matches a pattern with `*` and `?`. Takes at most the product of both lengths in steps.
+/// Returns whether a text matches a pattern with `*` and `?`. Takes at most the product of both
+/// lengths in steps.
 fn matches(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
@@ -138,10 +143,15 @@ impl<'de> Node<'de> for Slos {
         let mut slos: Vec<Slo> = Vec::new();
         while let Some(slo) = list.next_element_seed(Seed(OneSlo))? {
             if slos.iter().any(|other| other.name == slo.name) {
-                return Err(de::Error::custom(format!("objective `{}` is defined twice", slo.name)));
+                return Err(de::Error::custom(format!(
+                    "objective `{}` is defined twice",
+                    slo.name
+                )));
             }
             if slos.len() >= MAX_SLOS {
-                return Err(de::Error::custom(format!("there are more than {MAX_SLOS} objectives")));
+                return Err(de::Error::custom(format!(
+                    "there are more than {MAX_SLOS} objectives"
+                )));
             }
             slos.push(slo);
         }
@@ -195,7 +205,10 @@ impl Node<'_> for Name {
             return Ok(text.to_owned());
         }
         let allowed = format!("allowed are up to {MAX_NAME} letters, digits, `_`, `-` and `.`");
-        Err(E::custom(format!("`{}` is not a valid name of an objective; {allowed}", shortened(text))))
+        Err(E::custom(format!(
+            "`{}` is not a valid name of an objective; {allowed}",
+            shortened(text)
+        )))
     }
 }
 
@@ -211,7 +224,10 @@ impl Node<'_> for Pattern {
             return Ok(text.to_owned());
         }
         let allowed = format!("allowed are 1 to {MAX_PATTERN} bytes without control characters");
-        Err(E::custom(format!("`{}` is not a valid pattern of model names; {allowed}", shortened(text))))
+        Err(E::custom(format!(
+            "`{}` is not a valid pattern of model names; {allowed}",
+            shortened(text)
+        )))
     }
 }
 
@@ -233,7 +249,9 @@ impl<'de> Node<'de> for Latency {
                 _ => share = Some(map.next_value_seed(Seed(ShareText))?),
             }
         }
-        threshold.zip(share).ok_or_else(|| de::Error::custom("`latency` needs both `threshold` and `share`"))
+        threshold
+            .zip(share)
+            .ok_or_else(|| de::Error::custom("`latency` needs both `threshold` and `share`"))
     }
 }
 
@@ -248,7 +266,9 @@ impl Node<'_> for Threshold {
         let units = [("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 6e10)];
         let ns = quantity(text, &units).filter(|ns| (1e3..=3.6e12).contains(ns));
         let allowed = "allowed are 1us to 60m, in the units us, ms, s and m";
-        let ns = ns.ok_or_else(|| E::custom(format!("`{}` is not a valid threshold; {allowed}", shortened(text))))?;
+        let ns = ns.ok_or_else(|| {
+            E::custom(format!("`{}` is not a valid threshold; {allowed}", shortened(text)))
+        })?;
         Ok(ns.round() as u64)
     }
 }
@@ -261,8 +281,11 @@ impl Node<'_> for ShareText {
         "a share, such as `99.9%`,"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<Share, E> {
-        let allowed = "allowed are percentages between 0% and 100%, such as `99.9%`, and fractions, such as `0.999`";
-        Share::parse(text).ok_or_else(|| E::custom(format!("`{}` is not a valid share; {allowed}", shortened(text))))
+        let allowed = "allowed are percentages between 0% and 100%, such as `99.9%`, and \
+                       fractions, such as `0.999`";
+        Share::parse(text).ok_or_else(|| {
+            E::custom(format!("`{}` is not a valid share; {allowed}", shortened(text)))
+        })
     }
 }
 
@@ -278,7 +301,9 @@ impl Node<'_> for Window {
         let seconds = quantity(text, &units).map(|seconds| seconds.round() as u64);
         let seconds = seconds.filter(|seconds| (MIN_WINDOW..=MAX_WINDOW).contains(seconds));
         let allowed = "allowed are 3d to 90d, in the units h, d and w";
-        seconds.ok_or_else(|| E::custom(format!("`{}` is not a valid window; {allowed}", shortened(text))))
+        seconds.ok_or_else(|| {
+            E::custom(format!("`{}` is not a valid window; {allowed}", shortened(text)))
+        })
     }
 }
 
@@ -295,17 +320,29 @@ mod tests {
 
     #[test]
     fn parses_objectives() {
-        let text = "  - name: fast\n    model: resnet*\n    latency: {threshold: 200ms, share: 99%}\n    \
-                    availability: 99.9%\n    window: 4w\n  - {name: up, availability: 0.95}\n";
+        let text = "  - name: fast\n    model: resnet*\n    latency: {threshold: 200ms, share: \
+                    99%}\n    availability: 99.9%\n    window: 4w\n  - {name: up, availability: \
+                    0.95}\n";
         let slos = parse(text).unwrap();
         let fast = &slos[0];
-        assert_eq!((fast.name.as_str(), fast.model.as_str(), fast.window_s), ("fast", "resnet*", 28 * 86_400));
+        assert_eq!(
+            (fast.name.as_str(), fast.model.as_str(), fast.window_s),
+            ("fast", "resnet*", 28 * 86_400)
+        );
         assert_eq!(fast.latency, Some((200_000_000, Share(0.99))));
-        let shares: Vec<_> =
-            fast.indicators().map(|(sli, ns, share)| (sli, ns, share.ratio(), share.budget())).collect();
-        let expected = [(Sli::Latency, Some(200_000_000), 0.99, 0.01), (Sli::Availability, None, 0.999, 0.001)];
+        let shares: Vec<_> = fast
+            .indicators()
+            .map(|(sli, ns, share)| (sli, ns, share.ratio(), share.budget()))
+            .collect();
+        let expected = [
+            (Sli::Latency, Some(200_000_000), 0.99, 0.01),
+            (Sli::Availability, None, 0.999, 0.001),
+        ];
         assert_eq!(shares, expected);
-        assert_eq!((slos[1].model.as_str(), slos[1].window_s, slos[1].latency), ("*", 30 * 86_400, None));
+        assert_eq!(
+            (slos[1].model.as_str(), slos[1].window_s, slos[1].latency),
+            ("*", 30 * 86_400, None)
+        );
         assert_eq!(parse(""), Ok(Vec::new()));
     }
 
@@ -324,8 +361,14 @@ mod tests {
         for (entry, expected) in [
             ("availability: 99%", "an objective has no name"),
             ("name: a", "objective `a` has neither `latency` nor `availability`"),
-            ("name: 'a b', availability: 99%", "`a b` is not a valid name of an objective; allowed are up to 63"),
-            ("name: a, availability: 99", "m.yaml:3:29: slos[0].availability: `99` is not a valid share"),
+            (
+                "name: 'a b', availability: 99%",
+                "`a b` is not a valid name of an objective; allowed are up to 63",
+            ),
+            (
+                "name: a, availability: 99",
+                "m.yaml:3:29: slos[0].availability: `99` is not a valid share",
+            ),
             ("name: a, availability: 100%", "`100%` is not a valid share"),
             ("name: a, availability: 99.99999999999%", "is not a valid share"),
             ("name: a, latency: {share: 99%}", "`latency` needs both `threshold` and `share`"),
@@ -333,16 +376,27 @@ mod tests {
                 "name: a, latency: {threshold: 200, share: 99%}",
                 "`200` is not a valid threshold; allowed are 1us to 60m",
             ),
-            ("name: a, latency: {threshold: 1e3ms, share: 99%}", "`1e3ms` is not a valid threshold"),
-            ("name: a, availability: 99%, window: 1d", "`1d` is not a valid window; allowed are 3d to 90d"),
+            (
+                "name: a, latency: {threshold: 1e3ms, share: 99%}",
+                "`1e3ms` is not a valid threshold",
+            ),
+            (
+                "name: a, availability: 99%, window: 1d",
+                "`1d` is not a valid window; allowed are 3d to 90d",
+            ),
             ("name: a, availability: 99%, model: ''", "`` is not a valid pattern of model names"),
-            ("name: a, latencies: 1", "unknown key `latencies`; allowed are `name`, `model`, `latency`"),
+            (
+                "name: a, latencies: 1",
+                "unknown key `latencies`; allowed are `name`, `model`, `latency`",
+            ),
         ] {
             assert!(text(entry).contains(expected), "{entry}: {}", text(entry));
         }
-        let twice = parse("  - {name: a, availability: 9%}\n  - {name: a, availability: 9%}\n").unwrap_err();
+        let twice = parse("  - {name: a, availability: 9%}\n  - {name: a, availability: 9%}\n")
+            .unwrap_err();
         assert!(twice.contains("objective `a` is defined twice"), "{twice}");
-        let many: String = (0..=MAX_SLOS).map(|at| format!("  - {{name: a{at}, availability: 9%}}\n")).collect();
+        let many: String =
+            (0..=MAX_SLOS).map(|at| format!("  - {{name: a{at}, availability: 9%}}\n")).collect();
         assert!(parse(&many).unwrap_err().contains("more than 100 objectives"));
     }
 
@@ -362,10 +416,17 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
         }
-        let slo =
-            |model: &str| parse(&format!("  - {{name: a, model: '{model}', availability: 9%}}\n")).unwrap().remove(0);
+        let slo = |model: &str| {
+            parse(&format!("  - {{name: a, model: '{model}', availability: 9%}}\n"))
+                .unwrap()
+                .remove(0)
+        };
         let model = ModelName::in_namespace("/srv/models", "m1");
-        assert!(slo("m?").covers(&model) && slo("/srv/*/m1").covers(&model) && !slo("models").covers(&model));
+        assert!(
+            slo("m?").covers(&model)
+                && slo("/srv/*/m1").covers(&model)
+                && !slo("models").covers(&model)
+        );
         // Bad patterns must not take exponential time.
         assert!(!matches(&"*a".repeat(100), &"a".repeat(99)));
     }

@@ -6,12 +6,14 @@ use serde::de::{self, MapAccess, SeqAccess};
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
 
-/// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
+/// The number of tenants with separate series, if the file does not set it, and the largest allowed
+/// one.
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 /// The label value of requests without a tenant.
 pub(crate) const NONE: &str = "none";
-/// The label value of requests whose tenant has no series: beyond the limit, or with an invalid name.
+/// The label value of requests whose tenant has no series: beyond the limit, or with an invalid
+/// name.
 pub(crate) const OTHER: &str = "other";
 /// The longest name of a header, in bytes.
 const MAX_HEADER: usize = 64;
@@ -55,20 +57,29 @@ impl<'de> Node<'de> for Tenants {
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "header" => sources.push(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
-                "token" => sources.push(map.next_value_seed(Seed(Verified("token", TenantSource::Token)))?),
+                "token" => {
+                    sources.push(map.next_value_seed(Seed(Verified("token", TenantSource::Token)))?)
+                }
                 "certificate" => {
-                    sources.push(map.next_value_seed(Seed(Verified("certificate", TenantSource::Certificate)))?);
+                    sources.push(map.next_value_seed(Seed(Verified(
+                        "certificate",
+                        TenantSource::Certificate,
+                    )))?);
                 }
                 "limit" => limit = map.next_value_seed(Seed(Limit))?,
                 _ => names = map.next_value_seed(Seed(Names))?,
             }
         }
         let (Some(source), None) = (sources.pop(), sources.pop()) else {
-            return Err(de::Error::custom("`tenants` needs one of the keys `header`, `token` and `certificate`"));
+            return Err(de::Error::custom(
+                "`tenants` needs one of the keys `header`, `token` and `certificate`",
+            ));
         };
         if names.len() > limit {
             let given = names.len();
-            return Err(de::Error::custom(format!("`names` has {given} tenants, but `limit` allows {limit}")));
+            return Err(de::Error::custom(format!(
+                "`names` has {given} tenants, but `limit` allows {limit}"
+            )));
         }
         Ok(TenantRule { source, limit, names })
     }
@@ -86,11 +97,14 @@ impl Node<'_> for Header {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let valid = (1..=MAX_HEADER).contains(&name.len()) && name.chars().all(allowed);
         // Values of `-bin` are encoded, and credentials must not become labels.
-        if valid && !name.ends_with("-bin") && !["authorization", "proxy-authorization", "cookie"].contains(&&*name) {
+        if valid
+            && !name.ends_with("-bin")
+            && !["authorization", "proxy-authorization", "cookie"].contains(&&*name)
+        {
             return Ok(name);
         }
-        let allowed =
-            "allowed are letters, digits, `-`, `_` and `.`, but no credentials and no key that ends with `-bin`";
+        let allowed = "allowed are letters, digits, `-`, `_` and `.`, but no credentials and no \
+                       key that ends with `-bin`";
         Err(E::custom(format!("`{}` is not a valid header of tenants; {allowed}", shortened(text))))
     }
 }
@@ -106,7 +120,9 @@ impl Node<'_> for Verified {
     fn text<E: de::Error>(self, text: &str) -> Result<TenantSource, E> {
         match text {
             "true" => Ok(self.1),
-            _ => Err(E::custom(format!("`{}` is `{}`; allowed is `true`", self.0, shortened(text)))),
+            _ => {
+                Err(E::custom(format!("`{}` is `{}`; allowed is `true`", self.0, shortened(text))))
+            }
         }
     }
 }
@@ -121,7 +137,10 @@ impl Node<'_> for Limit {
     fn text<E: de::Error>(self, text: &str) -> Result<usize, E> {
         let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
         limit.ok_or_else(|| {
-            E::custom(format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text)))
+            E::custom(format!(
+                "`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}",
+                shortened(text)
+            ))
         })
     }
 }
@@ -152,11 +171,15 @@ impl Node<'_> for Name<'_> {
         if !TenantId::is_name(text.as_bytes()) {
             let allowed = TenantId::ALLOWED;
             let text = shortened(text);
-            return Err(E::custom(format!("`{text}` is not a valid name of a tenant; allowed are {allowed}")));
+            return Err(E::custom(format!(
+                "`{text}` is not a valid name of a tenant; allowed are {allowed}"
+            )));
         }
         if [NONE, OTHER].contains(&text) {
             let meaning = "requests without a tenant, or of tenants without separate series";
-            return Err(E::custom(format!("`{text}` cannot be a tenant: this label is that of {meaning}")));
+            return Err(E::custom(format!(
+                "`{text}` cannot be a tenant: this label is that of {meaning}"
+            )));
         }
         if self.0.iter().any(|other| other == text) {
             return Err(E::custom(format!("tenant `{text}` is given twice")));
@@ -195,29 +218,47 @@ mod tests {
     fn a_rule_brings_its_metrics() {
         let catalog = Catalog::parse("tenants: {header: tenant}", "m.yaml").unwrap();
         let names: Vec<&str> = catalog.iter().map(|(_, spec)| spec.name.as_str()).collect();
-        assert!(names.len() == 4 && names.iter().all(|name| name.starts_with("pharos_tenant_")), "{names:?}");
+        assert!(
+            names.len() == 4 && names.iter().all(|name| name.starts_with("pharos_tenant_")),
+            "{names:?}"
+        );
     }
 
     #[test]
     fn errors_name_the_value_and_what_is_allowed() {
         for (rule, expected) in [
-            ("x-tenant", "found `x-tenant` where a mapping with header, token or certificate, limit"),
+            (
+                "x-tenant",
+                "found `x-tenant` where a mapping with header, token or certificate, limit",
+            ),
             ("{limit: 3}", "`tenants` needs one of the keys `header`, `token` and `certificate`"),
-            ("{header: a, token: true}", "needs one of the keys `header`, `token` and `certificate`"),
+            (
+                "{header: a, token: true}",
+                "needs one of the keys `header`, `token` and `certificate`",
+            ),
             ("{certificate: true, token: true, header: a}", "needs one of the keys"),
             ("{token: yes}", "`token` is `yes`; allowed is `true`"),
             ("{certificate: false}", "`certificate` is `false`; allowed is `true`"),
-            ("{header: Authorization}", "`Authorization` is not a valid header of tenants; allowed are letters"),
+            (
+                "{header: Authorization}",
+                "`Authorization` is not a valid header of tenants; allowed are letters",
+            ),
             ("{header: tenant-bin}", "`tenant-bin` is not a valid header"),
             ("{header: 'a b'}", "`a b` is not a valid header"),
             ("{header: t, limit: 0}", "`0` is not a valid limit of tenants; allowed are 1 to 1000"),
             ("{header: t, limit: 1001}", "`1001` is not a valid limit"),
-            ("{header: t, names: ['a b']}", "`a b` is not a valid name of a tenant; allowed are up to 64 letters"),
+            (
+                "{header: t, names: ['a b']}",
+                "`a b` is not a valid name of a tenant; allowed are up to 64 letters",
+            ),
             ("{header: t, names: [a, a]}", "tenant `a` is given twice"),
             ("{header: t, names: [none]}", "`none` cannot be a tenant"),
             ("{header: t, names: [other]}", "`other` cannot be a tenant"),
             ("{header: t, limit: 1, names: [a, b]}", "`names` has 2 tenants, but `limit` allows 1"),
-            ("{key: a}", "unknown key `key`; allowed are `header`, `token`, `certificate`, `limit`, `names`"),
+            (
+                "{key: a}",
+                "unknown key `key`; allowed are `header`, `token`, `certificate`, `limit`, `names`",
+            ),
         ] {
             let message = parse(rule).unwrap_err();
             assert!(message.contains(expected), "{rule}: {message}");

@@ -14,7 +14,8 @@ fn recorded() -> impl Iterator<Item = &'static str> {
 /// Returns the recorded name that is closest to this one, and the edit distance between them.
 fn nearest(name: &str) -> Option<(&'static str, usize)> {
     let name = name.to_ascii_lowercase();
-    let distance = |other: &'static str| (other, strsim::osa_distance(&name, &other.to_ascii_lowercase()));
+    let distance =
+        |other: &'static str| (other, strsim::osa_distance(&name, &other.to_ascii_lowercase()));
     recorded().map(distance).min_by_key(|(_, distance)| *distance)
 }
 
@@ -27,8 +28,11 @@ pub(super) fn nearest_to(name: &str) -> String {
 pub(super) fn of(catalog: &Catalog) -> Vec<String> {
     let mut found = Vec::new();
     if catalog.is_empty() {
-        let what =
-            if catalog.disabled().is_empty() { "no metric is defined" } else { "every defined metric is switched off" };
+        let what = if catalog.disabled().is_empty() {
+            "no metric is defined"
+        } else {
+            "every defined metric is switched off"
+        };
         found.push(format!("{what}: /metrics, the metric logs and every other view stay empty"));
     }
     let all = catalog.iter().map(|(_, spec)| spec).chain(catalog.disabled());
@@ -36,8 +40,9 @@ pub(super) fn of(catalog: &Catalog) -> Vec<String> {
     found
 }
 
-/// Warns about a metric that the server does not record and whose name is almost the name of a recorded one. It is allowed, since
-/// programs may send it (StatsD, printed lines). Metrics of models are compared only with the metrics of the worker's runtime.
+/// Warns about a metric that the server does not record and whose name is almost the name of a
+/// recorded one. It is allowed, since programs may send it (StatsD, printed lines). Metrics of
+/// models are compared only with the metrics of the worker's runtime.
 fn probable_typo(spec: &MetricSpec) -> Option<String> {
     if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
         return None;
@@ -45,5 +50,6 @@ fn probable_typo(spec: &MetricSpec) -> Option<String> {
     let (other, distance) = nearest(&spec.name)?;
     let candidate = spec.section == Section::Frontend || RECORDED_BY_WORKER.contains(&other);
     let near = distance <= MAX_TYPO && distance * 3 < spec.name.len();
-    (candidate && near).then(|| format!("the server does not record `{}`; did you mean `{other}`?", spec.name))
+    (candidate && near)
+        .then(|| format!("the server does not record `{}`; did you mean `{other}`?", spec.name))
 }

@@ -1,5 +1,5 @@
-//! Labels whose values the worker's runtime supplies. They may have the names that TorchServe uses, the names of
-//! TorchServe's design document, or this server's own.
+//! Labels whose values the worker's runtime supplies. They may have the names that TorchServe uses,
+//! the names of TorchServe's design document, or this server's own.
 
 use super::RECORDED_BY_WORKER;
 use super::names::shortened;
@@ -19,8 +19,17 @@ pub enum WorkerLabel {
 
 impl WorkerLabel {
     /// The names of these labels; `Hostname` also counts in any other case.
-    pub const NAMES: [&str; 9] =
-        ["ModelName", "model_name", "model", "ModelVersion", "model_version", "version", "Level", "Hostname", "host"];
+    pub const NAMES: [&str; 9] = [
+        "ModelName",
+        "model_name",
+        "model",
+        "ModelVersion",
+        "model_version",
+        "version",
+        "Level",
+        "Hostname",
+        "host",
+    ];
 
     /// Returns the meaning of a label name to a worker, if it has one.
     pub fn of(name: &str) -> Option<Self> {
@@ -39,15 +48,16 @@ impl WorkerLabel {
         Self::of(name) == Some(Self::Host)
     }
 
-    /// Returns whether a model may omit a value for this label although it declared it, and whether a sample may have the label
-    /// although its metric does not: `ts.metrics` of TorchServe appends these to every sample.
+    /// Returns whether a model may omit a value for this label although it declared it, and whether
+    /// a sample may have the label although its metric does not: `ts.metrics` of TorchServe appends
+    /// these to every sample.
     pub fn is_appended(name: &str) -> bool {
         matches!(name, "ModelName" | "Level" | "Hostname")
     }
 }
 
-/// Checks that a metric may have this label: one that every worker records may only have labels with values known to
-/// the worker. Returns an error that lists them.
+/// Checks that a metric may have this label: one that every worker records may only have labels
+/// with values known to the worker. Returns an error that lists them.
 pub(super) fn check(metric: &str, label: &str) -> Result<(), String> {
     if !RECORDED_BY_WORKER.contains(&metric) || WorkerLabel::of(label).is_some() {
         return Ok(());
@@ -55,7 +65,8 @@ pub(super) fn check(metric: &str, label: &str) -> Result<(), String> {
     let allowed = WorkerLabel::NAMES.join("`, `");
     let label = shortened(label);
     Err(format!(
-        "the label `{label}` is not allowed on `{metric}`, because workers have no value for it; allowed are `{allowed}`"
+        "the label `{label}` is not allowed on `{metric}`, because workers have no value for it; \
+         allowed are `{allowed}`"
     ))
 }
 

@@ -6,8 +6,8 @@ use pharos_base::shm::SharedMemory;
 use pharos_base::timeline::Instant;
 
 use super::{
-    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
-    Ring, Sample, TAIL,
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS,
+    MAX_RECORD_WORDS, MAX_SERIES, Ring, Sample, TAIL,
 };
 use crate::catalog::Kind;
 
@@ -27,7 +27,8 @@ pub enum Event<'a> {
     Sample(Sample<'a>),
 }
 
-/// The number of words after which the reader gives room back to the producer, while it still reads.
+/// The number of words after which the reader gives room back to the producer, while it still
+/// reads.
 const GIVE_BACK_WORDS: u64 = 512;
 
 /// Reads records from a ring.
@@ -59,19 +60,22 @@ impl Reader {
         self.ring.load(HEAD, Ordering::Relaxed) == self.tail
     }
 
-    /// Returns the number of bytes of committed records that wait to be read; at most the ring's capacity.
+    /// Returns the number of bytes of committed records that wait to be read; at most the ring's
+    /// capacity.
     pub fn waiting_bytes(&self) -> u64 {
         let words = self.ring.load(HEAD, Ordering::Relaxed).wrapping_sub(self.tail);
         words.min(self.ring.capacity as u64) * size_of::<u64>() as u64
     }
 
-    /// Returns the number of samples that the producer could not write, since the start. Not trustworthy: any number is possible.
+    /// Returns the number of samples that the producer could not write, since the start. Not
+    /// trustworthy: any number is possible.
     pub fn dropped(&self) -> u64 {
         self.ring.load(DROPPED, Ordering::Relaxed)
     }
 
-    /// Reads every record committed before the call, in order, and returns their number. Never waits, and always ends,
-    /// whatever the producer writes meanwhile. Costs one load if the ring is empty.
+    /// Reads every record committed before the call, in order, and returns their number. Never
+    /// waits, and always ends, whatever the producer writes meanwhile. Costs one load if the ring
+    /// is empty.
     ///
     /// # Errors
     /// The first invalid record. From then on, every call returns the same error.
@@ -95,7 +99,10 @@ impl Reader {
         let head = self.ring.load(HEAD, Ordering::Acquire);
         let waiting = head.wrapping_sub(self.tail);
         if waiting > self.ring.capacity as u64 {
-            return Err(Corrupt(format!("{waiting} words are waiting in a ring of {}", self.ring.capacity)));
+            return Err(Corrupt(format!(
+                "{waiting} words are waiting in a ring of {}",
+                self.ring.capacity
+            )));
         }
         let mut records = 0;
         let mut given_back = self.tail;
@@ -112,8 +119,8 @@ impl Reader {
         Ok(records)
     }
 
-    /// Copies the record at the tail, of which at most `available` words are committed. Returns its first word and
-    /// stores the others in `record`. Reads each shared word once.
+    /// Copies the record at the tail, of which at most `available` words are committed. Returns its
+    /// first word and stores the others in `record`. Reads each shared word once.
     fn copy_record(&mut self, available: u64) -> Result<u64, Corrupt> {
         let data = self.ring.data();
         let mask = self.ring.capacity - 1;
@@ -126,7 +133,9 @@ impl Reader {
         let first = next();
         let words = usize::from((first >> 16) as u16);
         if words == 0 || words > MAX_RECORD_WORDS || words as u64 > available {
-            return Err(Corrupt(format!("a record of {words} words where {available} are committed")));
+            return Err(Corrupt(format!(
+                "a record of {words} words where {available} are committed"
+            )));
         }
         self.record.clear();
         self.record.extend(std::iter::repeat_with(&mut next).take(words - 1));
@@ -140,29 +149,46 @@ impl Reader {
         match (kind, self.record.as_slice()) {
             (KIND_SAMPLE, &[value, clock, ref text @ ..]) => {
                 if number as usize >= self.series {
-                    return Err(Corrupt(format!("a sample of series {number}, but {} are defined", self.series)));
+                    return Err(Corrupt(format!(
+                        "a sample of series {number}, but {} are defined",
+                        self.series
+                    )));
                 }
                 let request_id = unpack(&mut self.text, text, padding)?;
-                let request_id = std::str::from_utf8(request_id).map_err(|_| not_utf8("request id"))?;
+                let request_id =
+                    std::str::from_utf8(request_id).map_err(|_| not_utf8("request id"))?;
                 let value = f64::from_bits(value);
-                Ok(Event::Sample(Sample { series: number, value, clock: Instant(clock), request_id }))
+                Ok(Event::Sample(Sample {
+                    series: number,
+                    value,
+                    clock: Instant(clock),
+                    request_id,
+                }))
             }
             (KIND_SERIES, &[kind, ref text @ ..]) => {
                 if number as usize != self.series || self.series >= MAX_SERIES {
-                    return Err(Corrupt(format!("a definition of series {number} after {} series", self.series)));
+                    return Err(Corrupt(format!(
+                        "a definition of series {number} after {} series",
+                        self.series
+                    )));
                 }
-                let definition = definition(kind_of(kind)?, unpack(&mut self.text, text, padding)?)?;
+                let definition =
+                    definition(kind_of(kind)?, unpack(&mut self.text, text, padding)?)?;
                 self.series += 1;
                 Ok(Event::Series(definition))
             }
             (KIND_METRIC, &[kind, count, ref rest @ ..]) => {
                 let count = usize::try_from(count).ok().filter(|count| *count <= rest.len());
-                let count = count.ok_or_else(|| Corrupt("buckets that exceed their record".to_owned()))?;
+                let count =
+                    count.ok_or_else(|| Corrupt("buckets that exceed their record".to_owned()))?;
                 let (buckets, text) = rest.split_at(count);
                 let buckets = buckets.iter().map(|bits| f64::from_bits(*bits)).collect();
-                described(kind_of(kind)?, buckets, unpack(&mut self.text, text, padding)?).map(Event::Metric)
+                described(kind_of(kind)?, buckets, unpack(&mut self.text, text, padding)?)
+                    .map(Event::Metric)
             }
-            (kind, rest) => Err(Corrupt(format!("a record of kind {kind} with {} words", rest.len() + 1))),
+            (kind, rest) => {
+                Err(Corrupt(format!("a record of kind {kind} with {} words", rest.len() + 1)))
+            }
         }
     }
 }
@@ -176,7 +202,8 @@ fn unpack<'a>(bytes: &'a mut Vec<u8>, words: &[u64], padding: usize) -> Result<&
     bytes.clear();
     words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
     let length = bytes.len().checked_sub(padding).filter(|_| padding < 8);
-    let length = length.ok_or_else(|| Corrupt(format!("{padding} bytes of padding in {} words", words.len())))?;
+    let length = length
+        .ok_or_else(|| Corrupt(format!("{padding} bytes of padding in {} words", words.len())))?;
     bytes.truncate(length);
     Ok(bytes)
 }

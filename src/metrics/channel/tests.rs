@@ -10,8 +10,14 @@ use crate::catalog::Kind;
 
 /// A series of the metric with this number for a name.
 fn series(number: u32, values: &[String]) -> Definition {
-    let labels = values.iter().enumerate().map(|(at, value)| (format!("l{at}"), value.clone())).collect();
-    Definition { name: number.to_string(), kind: Some(Kind::Histogram), unit: "ms".to_owned(), labels }
+    let labels =
+        values.iter().enumerate().map(|(at, value)| (format!("l{at}"), value.clone())).collect();
+    Definition {
+        name: number.to_string(),
+        kind: Some(Kind::Histogram),
+        unit: "ms".to_owned(),
+        labels,
+    }
 }
 
 /// The number of words of the record that defines `series(0, &[])`.
@@ -31,8 +37,17 @@ fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
         read.push(match event {
             Event::Series(series) => {
                 assert_eq!((series.kind, series.unit.as_str()), (Some(Kind::Histogram), "ms"));
-                assert!(series.labels.iter().enumerate().all(|(at, (name, _))| *name == format!("l{at}")));
-                Read::Series(series.name.parse().unwrap(), series.labels.into_iter().map(|(_, value)| value).collect())
+                assert!(
+                    series
+                        .labels
+                        .iter()
+                        .enumerate()
+                        .all(|(at, (name, _))| *name == format!("l{at}"))
+                );
+                Read::Series(
+                    series.name.parse().unwrap(),
+                    series.labels.into_iter().map(|(_, value)| value).collect(),
+                )
             }
             Event::Metric(metric) => Read::Metric(metric),
             Event::Sample(s) => Read::Sample(s.series, s.value, s.clock.0, s.request_id.to_owned()),
@@ -143,10 +158,16 @@ fn the_reader_is_woken_once_for_each_half_of_the_ring() {
 #[test]
 fn refuses_records_that_exceed_the_layout() {
     let (fd, mut writer, _) = ring();
-    assert_eq!(writer.intern(&series(0, &["x".repeat(8 * MAX_RECORD_WORDS)])), Err(PushError::TooLong));
+    assert_eq!(
+        writer.intern(&series(0, &["x".repeat(8 * MAX_RECORD_WORDS)])),
+        Err(PushError::TooLong)
+    );
     assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::UnknownSeries));
     writer.intern(&series(0, &[])).unwrap();
-    assert_eq!(writer.sample(&sample(0, 1.0, &"x".repeat(8 * MAX_RECORD_WORDS))), Err(PushError::TooLong));
+    assert_eq!(
+        writer.sample(&sample(0, 1.0, &"x".repeat(8 * MAX_RECORD_WORDS))),
+        Err(PushError::TooLong)
+    );
     map(&fd).words()[0].store(0, Ordering::Relaxed);
     assert!(Writer::open(&fd).is_err());
 }
@@ -162,7 +183,8 @@ fn refuses_a_header_with_a_wrong_capacity() {
     assert!(Reader::open(map(&tiny)).is_err());
 }
 
-/// Writes `words` as the first record after one series, commits `head` words, and returns the reader's result.
+/// Writes `words` as the first record after one series, commits `head` words, and returns the
+/// reader's result.
 fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
     let (fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
@@ -181,7 +203,9 @@ fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
 
 #[test]
 fn invalid_records_are_reported_as_corrupt() {
-    let first = |kind: u64, padding: u64, words: u64, number: u64| kind | padding << 8 | words << 16 | number << 32;
+    let first = |kind: u64, padding: u64, words: u64, number: u64| {
+        kind | padding << 8 | words << 16 | number << 32
+    };
     let ok = [first(2, 0, 3, 0), 1f64.to_bits(), 9];
     assert_eq!(hostile(&ok, 3).unwrap(), [Read::Sample(0, 1.0, 9, String::new())]);
     let cases: &[(&[u64], u64, &str)] = &[
@@ -228,7 +252,8 @@ fn two_threads_lose_nothing() {
         writer.intern(&series(0, &[])).unwrap();
         for at in 0..SAMPLES {
             let id = "r".repeat((at % 40) as usize);
-            let sample = Sample { series: 0, value: at as f64, clock: Instant(at), request_id: &id };
+            let sample =
+                Sample { series: 0, value: at as f64, clock: Instant(at), request_id: &id };
             let written = writer.sample_or_drop(&sample, || {
                 std::thread::yield_now();
                 true
@@ -356,7 +381,12 @@ fn cost_of_a_push() {
             read += reader.drain(|_| ()).unwrap();
             read_time += start.elapsed();
         }
-        println!("request id of {} bytes: push {:?}, read {:?}", id.len(), push_time / pushed, read_time / read as u32);
+        println!(
+            "request id of {} bytes: push {:?}, read {:?}",
+            id.len(),
+            push_time / pushed,
+            read_time / read as u32
+        );
     }
 }
 
@@ -371,7 +401,12 @@ fn a_described_metric_arrives_unchanged() {
         dimensions: vec!["shop".to_owned(), String::new()],
     };
     writer.describe(&metric).unwrap();
-    let bare = Described { buckets: Vec::new(), dimensions: Vec::new(), kind: Kind::Gauge, ..metric.clone() };
+    let bare = Described {
+        buckets: Vec::new(),
+        dimensions: Vec::new(),
+        kind: Kind::Gauge,
+        ..metric.clone()
+    };
     writer.describe(&bare).unwrap();
     assert_eq!(drain(&mut reader), Ok(vec![Read::Metric(metric.clone()), Read::Metric(bare)]));
     let long = Described { buckets: vec![0.0; MAX_RECORD_WORDS], ..metric };

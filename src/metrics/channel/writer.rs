@@ -9,8 +9,8 @@ use pharos_base::shm::SharedMemory;
 use pharos_base::timeline::Instant;
 
 use super::{
-    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
-    Ring, TAIL,
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS,
+    MAX_RECORD_WORDS, MAX_SERIES, Ring, TAIL,
 };
 use crate::catalog::Kind;
 
@@ -20,7 +20,8 @@ pub enum PushError {
     /// The ring has no room at the moment.
     #[error("the metrics channel is full")]
     Full,
-    /// The record exceeds [`MAX_RECORD_WORDS`]: label values or a request id of more than 8,000 bytes.
+    /// The record exceeds [`MAX_RECORD_WORDS`]: label values or a request id of more than 8,000
+    /// bytes.
     #[error("a metric's labels or request id exceed {} bytes", 8 * (MAX_RECORD_WORDS - 8))]
     TooLong,
     /// The ring already defines [`MAX_SERIES`] series.
@@ -44,7 +45,8 @@ pub struct Sample<'a> {
     pub request_id: &'a str,
 }
 
-/// Writes records into a ring. There is only one producer: a worker with several threads must put it behind a mutex.
+/// Writes records into a ring. There is only one producer: a worker with several threads must put
+/// it behind a mutex.
 #[derive(Debug)]
 pub struct Writer {
     ring: Ring,
@@ -66,14 +68,16 @@ impl Writer {
     pub fn open(fd: impl AsFd) -> io::Result<Self> {
         let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         let memory = SharedMemory::map(&fd, len)?;
-        let ring = Ring::open(memory).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let ring = Ring::open(memory)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let head = ring.load(HEAD, Ordering::Relaxed);
         let tail = ring.load(TAIL, Ordering::Acquire);
         Ok(Self { ring, head, tail, woken_at: None, series: HashMap::new(), text: Vec::new() })
     }
 
-    /// Returns the number of a series, and defines it for the consumer if it is new. Keep the number: this call costs a
-    /// look-up, a sample does not. A definition without a type is written as a gauge.
+    /// Returns the number of a series, and defines it for the consumer if it is new. Keep the
+    /// number: this call costs a look-up, a sample does not. A definition without a type is written
+    /// as a gauge.
     ///
     /// # Errors
     /// The series is new and its definition does not fit; the caller may try again later.
@@ -97,15 +101,20 @@ impl Writer {
         Ok(number)
     }
 
-    /// Describes a metric of the model to the consumer. Call it before the metric's series are defined.
+    /// Describes a metric of the model to the consumer. Call it before the metric's series are
+    /// defined.
     ///
     /// # Errors
     /// The description does not fit; the caller may try again later.
     pub fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
         let mut text = Vec::new();
-        put_texts(&mut text, [&metric.name, &metric.description].into_iter().chain(&metric.dimensions))?;
+        put_texts(
+            &mut text,
+            [&metric.name, &metric.description].into_iter().chain(&metric.dimensions),
+        )?;
         let fixed = [number_of(metric.kind), metric.buckets.len() as u64];
-        let fixed: Vec<u64> = fixed.into_iter().chain(metric.buckets.iter().map(|bound| bound.to_bits())).collect();
+        let fixed: Vec<u64> =
+            fixed.into_iter().chain(metric.buckets.iter().map(|bound| bound.to_bits())).collect();
         self.push(KIND_METRIC, 0, &fixed, &text)
     }
 
@@ -121,11 +130,16 @@ impl Writer {
         self.push(KIND_SAMPLE, sample.series, &fixed, sample.request_id.as_bytes())
     }
 
-    /// Writes one sample. While the ring is full, calls `wait`, which should wait a little and return whether to try again.
+    /// Writes one sample. While the ring is full, calls `wait`, which should wait a little and
+    /// return whether to try again.
     ///
     /// # Errors
     /// The sample was not written; it is counted as dropped, which the frontend reads.
-    pub fn sample_or_drop(&mut self, sample: &Sample<'_>, mut wait: impl FnMut() -> bool) -> Result<(), PushError> {
+    pub fn sample_or_drop(
+        &mut self,
+        sample: &Sample<'_>,
+        mut wait: impl FnMut() -> bool,
+    ) -> Result<(), PushError> {
         loop {
             match self.sample(sample) {
                 Err(PushError::Full) if wait() => {}
@@ -138,8 +152,9 @@ impl Writer {
         }
     }
 
-    /// Returns whether to wake the consumer now: more than half of the ring is in use, and the consumer has not been
-    /// woken since it last gave room back. Call it after each record; costs a comparison while there is room.
+    /// Returns whether to wake the consumer now: more than half of the ring is in use, and the
+    /// consumer has not been woken since it last gave room back. Call it after each record; costs a
+    /// comparison while there is room.
     pub fn needs_wakeup(&mut self) -> bool {
         let half = self.ring.capacity as u64 / 2;
         if self.head.wrapping_sub(self.tail) <= half || self.woken_at == Some(self.tail) {
@@ -153,7 +168,8 @@ impl Writer {
         true
     }
 
-    /// Counts a sample that could not be written, for example because its series could not be defined.
+    /// Counts a sample that could not be written, for example because its series could not be
+    /// defined.
     pub fn count_dropped(&mut self) {
         // The producer is the only writer of this word.
         let dropped = self.ring.load(DROPPED, Ordering::Relaxed).wrapping_add(1);
@@ -168,7 +184,10 @@ impl Writer {
         }
         self.make_room(words)?;
         let padding = text.len().next_multiple_of(8) - text.len();
-        let first = u64::from(kind) | (padding as u64) << 8 | (words as u64) << 16 | u64::from(series) << 32;
+        let first = u64::from(kind)
+            | (padding as u64) << 8
+            | (words as u64) << 16
+            | u64::from(series) << 32;
         let data = self.ring.data();
         let mask = self.ring.capacity - 1;
         let mut at = self.head as usize;
@@ -198,7 +217,8 @@ impl Writer {
             used.checked_add(words as u64).is_some_and(|used| used <= self.ring.capacity as u64)
         };
         if !fits(self.head, self.tail) {
-            // Acquire: the consumer has finished reading the words that it gave back before they are overwritten.
+            // Acquire: the consumer has finished reading the words that it gave back before they
+            // are overwritten.
             self.tail = self.ring.load(TAIL, Ordering::Acquire);
             if !fits(self.head, self.tail) {
                 return Err(PushError::Full);
@@ -214,7 +234,10 @@ fn number_of(kind: Kind) -> u64 {
 }
 
 /// Appends texts, each after its length.
-fn put_texts<'a>(out: &mut Vec<u8>, texts: impl Iterator<Item = &'a String>) -> Result<(), PushError> {
+fn put_texts<'a>(
+    out: &mut Vec<u8>,
+    texts: impl Iterator<Item = &'a String>,
+) -> Result<(), PushError> {
     for text in texts {
         let length = u32::try_from(text.len()).map_err(|_| PushError::TooLong)?;
         out.extend_from_slice(&length.to_le_bytes());

@@ -1,6 +1,7 @@
-//! The text format of Prometheus' Java client (`simpleclient`), for scrapers that expect it. It contains every defined
-//! family, even without samples. Labels are in the order of the definition, each followed by a comma; all numbers have
-//! a decimal point. `name[]` selects samples, not families. The caller supplies the help texts.
+//! The text format of Prometheus' Java client (`simpleclient`), for scrapers that expect it. It
+//! contains every defined family, even without samples. Labels are in the order of the definition,
+//! each followed by a comma; all numbers have a decimal point. `name[]` selects samples, not
+//! families. The caller supplies the help texts.
 
 use std::fmt::Write;
 
@@ -26,7 +27,8 @@ pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         let described = out.len();
         readings.each_named(named, &mut |labels, reading| {
-            Samples { out: &mut out, names, name, labels: Labels::new(spec, labels) }.write(&reading);
+            Samples { out: &mut out, names, name, labels: Labels::new(spec, labels) }
+                .write(&reading);
         });
         if !names.is_all() && out.len() == described {
             out.truncate(before);
@@ -118,19 +120,28 @@ mod tests {
     use crate::labels::{Outcome, Protocol, Route};
     use crate::record;
 
-    const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
-        Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
-        model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A, Hostname]}\n  histogram:\n    - {name: H, unit: s, \
-        dimensions: [ModelName, Hostname], buckets: [0.00005, 0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
+    const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - \
+                        {name: Requests2XX, unit: Count, dimensions: [Level, Hostname]}\n    - \
+                        {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, \
+                        model_version, hostname]}\nmodel_metrics:\n  counter:\n    - {name: C, \
+                        unit: a\\b, dimensions: [Z, A, Hostname]}\n  histogram:\n    - {name: H, \
+                        unit: s, dimensions: [ModelName, Hostname], buckets: [0.00005, 0.5]}\n  \
+                        gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
 
     fn help(spec: &MetricSpec) -> String {
         format!("Torchserve prometheus {} metric with unit: {}", spec.kind.as_str(), spec.unit)
     }
 
     fn shown(names: &[&str]) -> String {
-        let cache = Arc::new(Cache::new(Catalog::parse(YAML, "m.yaml").unwrap(), Settings::new("h")));
+        let cache =
+            Arc::new(Cache::new(Catalog::parse(YAML, "m.yaml").unwrap(), Settings::new("h")));
         cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
+        record::request_answered(
+            &cache,
+            Protocol::Http,
+            Route::Infer,
+            Outcome { code: 200, reason: None },
+        );
         cache.counter("C", &["z\"},\\", "a=b", "h"]).unwrap().add_or_update(1e7).unwrap();
         cache.histogram("H", &["m", "h"]).unwrap().add_or_update(0.25).unwrap();
         render(&cache, &Names::of_query(names.iter().map(|name| ("name[]", *name))), help)
@@ -164,7 +175,9 @@ H_sum{ModelName="m",Hostname="h",} 0.25
         };
         assert_eq!(sorted(&shown(&[])), sorted(expected));
         // The order within a family; the client lists families in any order.
-        let of_histogram = |text: &str| text.lines().filter(|line| line.starts_with("H_")).map(str::to_owned).collect();
+        let of_histogram = |text: &str| {
+            text.lines().filter(|line| line.starts_with("H_")).map(str::to_owned).collect()
+        };
         let ours: Vec<String> = of_histogram(&shown(&[]));
         assert_eq!(ours, of_histogram(expected));
     }
@@ -173,12 +186,16 @@ H_sum{ModelName="m",Hostname="h",} 0.25
     fn requests_are_counted_by_the_names_in_urls() {
         let yaml = YAML.replace("mode: prometheus", "mode: both").replace(
             "  counter:\n    - {name: Requests2XX",
-            "  counter:\n    - {name: ts_queue_latency_microseconds, unit: Microseconds, dimensions: [model_name, \
-             model_version, hostname]}\n    - {name: Requests2XX",
+            "  counter:\n    - {name: ts_queue_latency_microseconds, unit: Microseconds, \
+             dimensions: [model_name, model_version, hostname]}\n    - {name: Requests2XX",
         );
-        let cache = Arc::new(Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h")));
+        let cache =
+            Arc::new(Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h")));
         assert!(cache.alias("m", "").is_none(), "requests are not counted by alias");
-        cache.count_by_alias(Naming { default_version: "default", worker: Box::new(|_, _, _| String::new()) });
+        cache.count_by_alias(Naming {
+            default_version: "default",
+            worker: Box::new(|_, _, _| String::new()),
+        });
         let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         record::inference_requested(&series);
         for version in ["", "", "1.0"] {
@@ -191,9 +208,16 @@ H_sum{ModelName="m",Hostname="h",} 0.25
         }
         let text = render(&cache, &Names::default(), help);
         for (version, requests, queue) in [("default", "2.0", "4000.0"), ("1.0", "1.0", "2000.0")] {
-            let labels = format!("{{model_name=\"m\",model_version=\"{version}\",hostname=\"h\",}}");
-            assert!(text.contains(&format!("ts_inference_requests_total{labels} {requests}\n")), "{text}");
-            assert!(text.contains(&format!("ts_queue_latency_microseconds{labels} {queue}\n")), "{text}");
+            let labels =
+                format!("{{model_name=\"m\",model_version=\"{version}\",hostname=\"h\",}}");
+            assert!(
+                text.contains(&format!("ts_inference_requests_total{labels} {requests}\n")),
+                "{text}"
+            );
+            assert!(
+                text.contains(&format!("ts_queue_latency_microseconds{labels} {queue}\n")),
+                "{text}"
+            );
         }
         assert!(!text.contains("model_version=\"1\""), "{text}");
         let mut lines = Vec::new();
@@ -211,7 +235,8 @@ H_sum{ModelName="m",Hostname="h",} 0.25
         assert_eq!(shown(&["none", "G"]), "");
         let sum = shown(&["H_sum"]);
         assert!(
-            sum.starts_with("# HELP H ") && sum.ends_with("H_sum{ModelName=\"m\",Hostname=\"h\",} 0.25\n"),
+            sum.starts_with("# HELP H ")
+                && sum.ends_with("H_sum{ModelName=\"m\",Hostname=\"h\",} 0.25\n"),
             "{sum}"
         );
         assert_eq!(sum.lines().count(), 3);

@@ -7,7 +7,8 @@ use super::Format;
 pub enum Encoding {
     /// A text format.
     Text(Format),
-    /// Prometheus' protobuf format: `io.prometheus.client.MetricFamily` messages, each after its length.
+    /// Prometheus' protobuf format: `io.prometheus.client.MetricFamily` messages, each after its
+    /// length.
     Protobuf,
 }
 
@@ -20,11 +21,15 @@ const PROTOBUF_PARAMETERS: [(&str, &str); 2] =
     [("proto", "io.prometheus.client.MetricFamily"), ("encoding", "delimited")];
 
 impl Encoding {
-    /// Chooses the format that an `Accept` header lists with the highest weight: text unless another one is listed with at least
-    /// the weight of `text/plain`. Of equal weights, protobuf precedes OpenMetrics.
+    /// Chooses the format that an `Accept` header lists with the highest weight: text unless
+    /// another one is listed with at least the weight of `text/plain`. Of equal weights, protobuf
+    /// precedes OpenMetrics.
     pub fn negotiate(accept: Option<&str>) -> Self {
         let weight = |media: &str, parameters: &[(&str, &str)]| {
-            let ranges = accept.unwrap_or("").split(',').filter_map(|range| weight(range, media, parameters));
+            let ranges = accept
+                .unwrap_or("")
+                .split(',')
+                .filter_map(|range| weight(range, media, parameters));
             ranges.fold(0.0, f64::max)
         };
         let text = weight(TEXT, &[]);
@@ -44,7 +49,8 @@ impl Encoding {
         match self {
             Self::Text(format) => format.content_type(),
             Self::Protobuf => {
-                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; \
+                 encoding=delimited"
             }
         }
     }
@@ -83,7 +89,10 @@ mod tests {
         check(Some("text/plain"), TEXT);
         check(Some("application/openmetrics-text"), OPEN_METRICS);
         check(
-            Some("application/openmetrics-text; version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"),
+            Some(
+                "application/openmetrics-text; \
+                 version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+            ),
             OPEN_METRICS,
         );
         check(Some("application/openmetrics-text;q=0.2, text/plain;q=0.3"), TEXT);
@@ -95,17 +104,20 @@ mod tests {
     #[test]
     fn protobuf_is_chosen_for_scrapers_that_prefer_it() {
         for accept in [
-            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,\
-             application/openmetrics-text;version=1.0.0;q=0.8,application/openmetrics-text;version=0.0.1;q=0.75,\
-             text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.5,\
-             application/openmetrics-text;version=1.0.0;q=0.4,application/openmetrics-text;version=0.0.1;q=0.3,\
-             text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
-            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;\
-             escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
-             text/plain;version=1.0.0;q=0.3,*/*;q=0.1",
-            "Application/Vnd.Google.Protobuf; Encoding=delimited; proto=\"io.prometheus.client.MetricFamily\"",
-            "text/plain;q=0.5, application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+             encoding=delimited,application/openmetrics-text;version=1.0.0;q=0.8,application/\
+             openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+             encoding=delimited;q=0.5,application/openmetrics-text;version=1.0.0;q=0.4,\
+             application/openmetrics-text;version=0.0.1;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;\
+             q=0.1",
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+             encoding=delimited;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=1.\
+             0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;q=0.3,*/*;q=0.1",
+            "Application/Vnd.Google.Protobuf; Encoding=delimited; \
+             proto=\"io.prometheus.client.MetricFamily\"",
+            "text/plain;q=0.5, \
+             application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
              encoding=delimited;q=0.5",
         ] {
             check(Some(accept), Encoding::Protobuf);
@@ -114,7 +126,8 @@ mod tests {
 
     #[test]
     fn protobuf_is_not_chosen_for_other_weights_messages_and_encodings() {
-        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+                        encoding=delimited";
         check(Some(&format!("{protobuf};q=0.4,application/openmetrics-text;q=0.5")), OPEN_METRICS);
         check(Some(&format!("{protobuf};q=0.4,text/plain;q=0.5")), TEXT);
         check(Some(&format!("{protobuf};q=0")), TEXT);

@@ -5,10 +5,12 @@ use std::fmt::Write;
 use super::Format;
 use crate::reading::Number;
 
-/// Values from here on are written with an exponent, as Triton does; below, integers have all their digits.
+/// Values from here on are written with an exponent, as Triton does; below, integers have all their
+/// digits.
 const LARGE_VALUE: f64 = 1e16;
 
-/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical numbers have the form of Go's `%g`.
+/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical
+/// numbers have the form of Go's `%g`.
 const LARGE_CANONICAL: f64 = 1e6;
 
 /// Values below it, except 0, are written with an exponent.
@@ -32,7 +34,8 @@ pub(super) fn push_value(text: &mut String, value: f64) {
     push(text, value, LARGE_VALUE);
 }
 
-/// Writes the value of a label `le` or `quantile`: `1` in the classic format, the canonical `1.0` in OpenMetrics.
+/// Writes the value of a label `le` or `quantile`: `1` in the classic format, the canonical `1.0`
+/// in OpenMetrics.
 pub(super) fn push_label(text: &mut String, value: f64, format: Format) {
     if format == Format::Text {
         return push(text, value, LARGE_VALUE);
@@ -99,7 +102,10 @@ mod tests {
         ] {
             assert_eq!(written(|text| push_value(text, value)), expected);
         }
-        assert_eq!(written(|text| push_number(text, Number::Whole(u64::MAX))), "18446744073709551615");
+        assert_eq!(
+            written(|text| push_number(text, Number::Whole(u64::MAX))),
+            "18446744073709551615"
+        );
         assert_eq!(written(|text| push_number(text, Number::Signed(-7))), "-7");
         assert_eq!(written(|text| push_number(text, Number::Float(1.25))), "1.25");
     }
@@ -123,7 +129,8 @@ mod tests {
             (f64::INFINITY, "+Inf", "+Inf"),
         ] {
             assert_eq!(
-                [Format::Text, Format::OpenMetrics].map(|of| written(|text| push_label(text, value, of))),
+                [Format::Text, Format::OpenMetrics]
+                    .map(|of| written(|text| push_label(text, value, of))),
                 [text, canonical]
             );
         }

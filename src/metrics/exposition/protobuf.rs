@@ -1,6 +1,7 @@
-//! Prometheus' protobuf format, the only one with native histograms. The messages come from prometheus-client, which
-//! compiles Prometheus' `metrics.proto`. Its encoder is not used, because it appends `_total` to every counter and has
-//! neither summaries nor exemplars with native histograms.
+//! Prometheus' protobuf format, the only one with native histograms. The messages come from
+//! prometheus-client, which compiles Prometheus' `metrics.proto`. Its encoder is not used, because
+//! it appends `_total` to every counter and has neither summaries nor exemplars with native
+//! histograms.
 //!
 //! Names, labels and values are as in the text format. A requested name selects the whole family.
 
@@ -23,7 +24,10 @@ pub(super) fn encode(cache: &Arc<Cache>, names: &Names) -> Vec<u8> {
     let readings = Readings::new(Arc::clone(cache), Details { exemplars: true, native: true });
     let mut encoded = Vec::new();
     let shown = readings.named();
-    for named in shown.iter().filter(|named| named.views().prometheus && names.may_contain(&named.spec().name)) {
+    for named in shown
+        .iter()
+        .filter(|named| named.views().prometheus && names.may_contain(&named.spec().name))
+    {
         let spec = named.spec();
         let mut message = proto::MetricFamily {
             name: spec.name.clone(),
@@ -31,7 +35,9 @@ pub(super) fn encode(cache: &Arc<Cache>, names: &Names) -> Vec<u8> {
             r#type: kind(spec.kind) as i32,
             ..Default::default()
         };
-        readings.each_named(named, &mut |labels, reading| message.metric.push(metric(spec, labels, &reading)));
+        readings.each_named(named, &mut |labels, reading| {
+            message.metric.push(metric(spec, labels, &reading))
+        });
         if !message.metric.is_empty() {
             // Encoding into a Vec cannot fail.
             let _ = message.encode_length_delimited(&mut encoded);
@@ -71,13 +77,18 @@ fn summary(summary: &Summary) -> proto::Summary {
     proto::Summary {
         sample_count: summary.count,
         sample_sum: summary.sum,
-        quantile: summary.quantiles.iter().map(|&(quantile, value)| proto::Quantile { quantile, value }).collect(),
+        quantile: summary
+            .quantiles
+            .iter()
+            .map(|&(quantile, value)| proto::Quantile { quantile, value })
+            .collect(),
         ..Default::default()
     }
 }
 
-/// Prometheus refuses native buckets whose counts do not add up to the histogram's count, and requests are recorded
-/// meanwhile; so the count is the sum of the native buckets, and no classic bucket exceeds it.
+/// Prometheus refuses native buckets whose counts do not add up to the histogram's count, and
+/// requests are recorded meanwhile; so the count is the sum of the native buckets, and no classic
+/// bucket exceeds it.
 fn histogram(histogram: &Histogram) -> proto::Histogram {
     let count = histogram.native.as_ref().map_or_else(|| histogram.count(), Native::count);
     let mut cumulative = 0;
@@ -91,7 +102,11 @@ fn histogram(histogram: &Histogram) -> proto::Histogram {
             .map(|(at, (upper_bound, own))| {
                 cumulative += own;
                 proto::Bucket {
-                    cumulative_count: if upper_bound.is_infinite() { count } else { count.min(cumulative) },
+                    cumulative_count: if upper_bound.is_infinite() {
+                        count
+                    } else {
+                        count.min(cumulative)
+                    },
                     upper_bound: *upper_bound,
                     exemplar: histogram.exemplars.get(&at).map(exemplar),
                     ..Default::default()
@@ -111,7 +126,8 @@ fn histogram(histogram: &Histogram) -> proto::Histogram {
     message
 }
 
-/// Converts buckets to runs of consecutive buckets, and the difference of each count to the one before it.
+/// Converts buckets to runs of consecutive buckets, and the difference of each count to the one
+/// before it.
 fn spans(buckets: &[(i32, u64)]) -> (Vec<proto::BucketSpan>, Vec<i64>) {
     let mut spans: Vec<proto::BucketSpan> = Vec::new();
     let mut deltas: Vec<i64> = Vec::new();
@@ -138,7 +154,8 @@ fn spans(buckets: &[(i32, u64)]) -> (Vec<proto::BucketSpan>, Vec<i64>) {
 
 fn exemplar(exemplar: &Exemplar) -> proto::Exemplar {
     let label = proto::LabelPair { name: "trace_id".to_owned(), value: exemplar.trace.to_string() };
-    let mut message = proto::Exemplar { label: vec![label], value: exemplar.value, timestamp: None };
+    let mut message =
+        proto::Exemplar { label: vec![label], value: exemplar.value, timestamp: None };
     let timestamp = message.timestamp.get_or_insert_default();
     timestamp.seconds = (exemplar.at_ms / 1000) as i64;
     timestamp.nanos = (exemplar.at_ms % 1000) as i32 * 1_000_000;
@@ -161,13 +178,16 @@ ts_metrics:
   counter:
     - {name: nv_inference_count, unit: c, dimensions: [model, version]}
   histogram:
-    - {name: pharos_queue_duration_seconds, unit: s, dimensions: [model, version], buckets: [0.00005, 0.0002], native: true}
-    - {name: pharos_batch_size, unit: c, dimensions: [model, version], buckets: [2, 4], native: {schema: 0}}
+    - {name: pharos_queue_duration_seconds, unit: s, dimensions: [model, version], buckets: \
+                        [0.00005, 0.0002], native: true}
+    - {name: pharos_batch_size, unit: c, dimensions: [model, version], buckets: [2, 4], native: \
+                        {schema: 0}}
 model_metrics:
   gauge:
     - {name: level, unit: m}
   histogram:
-    - {name: size, unit: B, dimensions: [shop], buckets: [1, 2.5], native: {schema: 1, zero_threshold: 0.5}}
+    - {name: size, unit: B, dimensions: [shop], buckets: [1, 2.5], native: {schema: 1, \
+                        zero_threshold: 0.5}}
     - {name: classic, unit: B, buckets: [1]}
   summary:
     - {name: time, unit: s, quantiles: [0.5, 1], help: \"a\\nb\"}
@@ -219,7 +239,10 @@ model_metrics:
             (vec![(0, 1), (4, 4), (5, 2), (8, 1), (100, 7)], vec![(0, 1), (3, 5), (91, 1)]),
         ] {
             let (spans, deltas) = spans(&given);
-            assert_eq!(spans.iter().map(|span| (span.offset, span.length)).collect::<Vec<_>>(), lengths);
+            assert_eq!(
+                spans.iter().map(|span| (span.offset, span.length)).collect::<Vec<_>>(),
+                lengths
+            );
             let mut found = buckets(&spans, &deltas);
             found.retain(|(_, count)| *count > 0);
             assert_eq!(found, given);
@@ -242,10 +265,17 @@ model_metrics:
             (counter.r#type(), counter.metric[0].counter.as_ref().unwrap().value),
             (proto::MetricType::Counter, 0.0)
         );
-        let labels = counter.metric[0].label.iter().map(|pair| (&*pair.name, &*pair.value)).collect::<Vec<_>>();
+        let labels = counter.metric[0]
+            .label
+            .iter()
+            .map(|pair| (&*pair.name, &*pair.value))
+            .collect::<Vec<_>>();
         assert_eq!(labels, [("_team", "t"), ("model", "m"), ("version", "1")]);
         let gauge = family(&cache, "level");
-        assert_eq!((gauge.r#type(), gauge.metric[0].gauge.as_ref().unwrap().value), (proto::MetricType::Gauge, -4.5));
+        assert_eq!(
+            (gauge.r#type(), gauge.metric[0].gauge.as_ref().unwrap().value),
+            (proto::MetricType::Gauge, -4.5)
+        );
         let summary = family(&cache, "time");
         assert_eq!((summary.r#type(), summary.help.as_str()), (proto::MetricType::Summary, "a\nb"));
         let summary = summary.metric[0].summary.clone().unwrap();
@@ -257,10 +287,14 @@ model_metrics:
 
         let classic = family(&cache, "classic").metric[0].histogram.clone().unwrap();
         assert_eq!((classic.sample_count, classic.bucket.len()), (1, 2));
-        assert_eq!((classic.schema, classic.zero_threshold, classic.positive_span.len()), (0, 0.0, 0));
+        assert_eq!(
+            (classic.schema, classic.zero_threshold, classic.positive_span.len()),
+            (0, 0.0, 0)
+        );
         let native = family(&cache, "size").metric[0].histogram.clone().unwrap();
         assert_eq!((native.sample_count, native.sample_sum), (5, 11.2));
-        let classic = native.bucket.iter().map(|bucket| (bucket.upper_bound, bucket.cumulative_count));
+        let classic =
+            native.bucket.iter().map(|bucket| (bucket.upper_bound, bucket.cumulative_count));
         assert_eq!(classic.collect::<Vec<_>>(), [(1.0, 2), (2.5, 4), (f64::INFINITY, 5)]);
         assert_eq!((native.schema, native.zero_threshold, native.zero_count), (1, 0.5, 1));
         let positive = buckets(&native.positive_span, &native.positive_delta);
@@ -282,13 +316,22 @@ model_metrics:
         assert_eq!(timeline.queue_ns(), 100_000);
         record::inference_done(&series, &timeline, 6);
         record::batch_executed(&series, 6, &timeline.compute, 0);
-        let trace = TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        let trace =
+            TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+                .unwrap();
         record::inference_traced(&series, &timeline, trace, 1_500);
-        let queue = family(&cache, "pharos_queue_duration_seconds").metric[0].histogram.clone().unwrap();
+        let queue =
+            family(&cache, "pharos_queue_duration_seconds").metric[0].histogram.clone().unwrap();
         // 2^(-107/8) = 0.0000941 < 0.0001 <= 2^(-106/8) = 0.0001027
-        assert_eq!((queue.schema, buckets(&queue.positive_span, &queue.positive_delta)), (3, vec![(-106, 1)]));
+        assert_eq!(
+            (queue.schema, buckets(&queue.positive_span, &queue.positive_delta)),
+            (3, vec![(-106, 1)])
+        );
         let exemplar = queue.exemplars[0].clone();
-        assert_eq!((exemplar.value, exemplar.label[0].value.as_str()), (0.0001, "4bf92f3577b34da6a3ce929d0e0e4736"));
+        assert_eq!(
+            (exemplar.value, exemplar.label[0].value.as_str()),
+            (0.0001, "4bf92f3577b34da6a3ce929d0e0e4736")
+        );
         let timestamp = exemplar.timestamp.unwrap();
         assert_eq!((timestamp.seconds, timestamp.nanos), (1, 500_000_000));
         assert_eq!(queue.bucket[1].exemplar, Some(exemplar));
@@ -312,7 +355,10 @@ model_metrics:
                 ..Histogram::default()
             });
             assert_eq!(message.sample_count, count);
-            assert_eq!(message.bucket.iter().map(|bucket| bucket.cumulative_count).collect::<Vec<_>>(), expected);
+            assert_eq!(
+                message.bucket.iter().map(|bucket| bucket.cumulative_count).collect::<Vec<_>>(),
+                expected
+            );
         }
     }
 
@@ -321,7 +367,11 @@ model_metrics:
         let cache = cache();
         cache.histogram("size", &["b"]).unwrap().add_or_update(1.0).unwrap();
         cache.gauge("level", &[]).unwrap().add_or_update(1.0).unwrap();
-        let names = |name| decoded(&cache, &Names::of_query([("name[]", name)])).into_iter().map(|family| family.name);
+        let names = |name| {
+            decoded(&cache, &Names::of_query([("name[]", name)]))
+                .into_iter()
+                .map(|family| family.name)
+        };
         assert_eq!(names("size_sum").collect::<Vec<_>>(), ["size"]);
         assert_eq!(names("level").collect::<Vec<_>>(), ["level"]);
         assert_eq!(names("none").count(), 0);

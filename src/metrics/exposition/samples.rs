@@ -1,5 +1,6 @@
-//! Families as lines of text: the whole classic format, and the distributions of OpenMetrics. Buckets come before the
-//! sum and the count, as in Go's client; `le` and `quantile` are the last labels.
+//! Families as lines of text: the whole classic format, and the distributions of OpenMetrics.
+//! Buckets come before the sum and the count, as in Go's client; `le` and `quantile` are the last
+//! labels.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -106,7 +107,8 @@ impl Samples<'_> {
             }
             self.text.push('\n');
         }
-        // OpenMetrics requires that a sum only grows. Without it, a histogram has no count either: the last bucket has it.
+        // OpenMetrics requires that a sum only grows. Without it, a histogram has no count either:
+        // the last bucket has it.
         if self.format == Format::Text || histogram.has_growing_sum() {
             self.sum(histogram.sum);
             self.count(count);

@@ -33,7 +33,8 @@ fn recorded() -> Arc<Cache> {
 
 fn recorded_with(settings: Settings) -> Arc<Cache> {
     let cache = Arc::new(Cache::new(Catalog::shipped(), settings));
-    let tags = [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
+    let tags =
+        [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
     let series = cache.model_loaded(&ModelVersion::new("simple", 1), &tags);
     record::model_load_duration(&series, 1.25);
     record::instance_state(&series, None, Some(InstanceState::Starting));
@@ -56,7 +57,8 @@ fn recorded_with(settings: Settings) -> Arc<Cache> {
     cache
 }
 
-/// Compares with a file in `testdata`. The environment variable UPDATE_GOLDEN rewrites the file instead.
+/// Compares with a file in `testdata`. The environment variable UPDATE_GOLDEN rewrites the file
+/// instead.
 fn golden(name: &str, text: &str) {
     let path = format!("{}/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -150,10 +152,15 @@ time_count{shop="b"} 2
 "#;
     assert_eq!(render(&cache, Format::Text), expected);
     let open = render(&cache, Format::OpenMetrics);
-    assert!(open.starts_with("# HELP orders a\\nb\\\\ \\\"c\\\"\n# TYPE orders counter\norders_total{"), "{open}");
-    for line in
-        ["size_bucket{shop=\"b\",le=\"1.0\"} 0", "time{shop=\"b\",quantile=\"1.0\"} 3", "size_sum{shop=\"b\"} 11"]
-    {
+    assert!(
+        open.starts_with("# HELP orders a\\nb\\\\ \\\"c\\\"\n# TYPE orders counter\norders_total{"),
+        "{open}"
+    );
+    for line in [
+        "size_bucket{shop=\"b\",le=\"1.0\"} 0",
+        "time{shop=\"b\",quantile=\"1.0\"} 3",
+        "size_sum{shop=\"b\"} 11",
+    ] {
         assert!(open.lines().any(|other| other == line), "{line} is missing in\n{open}");
     }
     assert!(open.ends_with("\n# EOF\n"));
@@ -205,14 +212,18 @@ model_metrics:
     }
     let open = render(&cache, Format::OpenMetrics);
     // OpenMetrics requires counters to end in `_total`.
-    for line in ["# TYPE waited counter", "# TYPE waited_ms unknown", "waited_ms{shop=\"b\"} 12.5"] {
+    for line in ["# TYPE waited counter", "# TYPE waited_ms unknown", "waited_ms{shop=\"b\"} 12.5"]
+    {
         assert!(open.lines().any(|other| other == line), "{line} is missing in\n{open}");
     }
     let one = render_named(&cache, Format::Text, &Names::of_query([("name[]", "waited_ms")]));
     assert_eq!(one.lines().count(), 3, "{one}");
     let java = java_client::render(&cache, &Names::default(), |spec| spec.unit.clone());
     let bucket = format!("{old}_bucket{labels},le=\"50.0\",}} 0.0");
-    assert!(java.contains(&format!("# HELP {old} Microseconds\n")) && java.contains(&bucket), "{java}");
+    assert!(
+        java.contains(&format!("# HELP {old} Microseconds\n")) && java.contains(&bucket),
+        "{java}"
+    );
 }
 
 #[test]
@@ -274,8 +285,10 @@ ts_metrics:
     ] {
         assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
     }
-    let trace =
-        pharos_base::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+    let trace = pharos_base::id::TraceId::from_traceparent(
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    )
+    .unwrap();
     record::inference_traced(&series, &timeline(), trace, 1_500);
     let open = render(&cache, Format::OpenMetrics);
     let exemplar = "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.0002005\"} 1 # \
@@ -307,7 +320,8 @@ model_metrics:
     let totals = |format: Format| {
         let text = render(&cache, format);
         let samples = text.lines().filter_map(|line| line.split(' ').next());
-        let totals = samples.filter(|sample| sample.ends_with("_sum") || sample.ends_with("_count"));
+        let totals =
+            samples.filter(|sample| sample.ends_with("_sum") || sample.ends_with("_count"));
         totals.map(str::to_owned).collect::<Vec<_>>()
     };
     let expected = ["size_sum", "size_count", "low_count", "high_sum", "high_count"];
@@ -316,13 +330,15 @@ model_metrics:
     assert!(render(&cache, Format::OpenMetrics).contains("change_bucket{le=\"+Inf\"} 2\n"));
 }
 
-/// Prometheus reserves names of labels that begin with `__`, and `__name__` would replace the metric's name.
+/// Prometheus reserves names of labels that begin with `__`, and `__name__` would replace the
+/// metric's name.
 #[test]
 fn tags_never_become_reserved_labels() {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let tags = ["_name__", ".env", "plain", "_plain"].map(|key| (key.to_owned(), "x".to_owned()));
     cache.model_loaded(&ModelVersion::new("m", 1), &tags);
-    let line = "nv_inference_count{_env=\"x\",_name__=\"x\",_plain=\"x\",model=\"m\",version=\"1\"} 0\n";
+    let line =
+        "nv_inference_count{_env=\"x\",_name__=\"x\",_plain=\"x\",model=\"m\",version=\"1\"} 0\n";
     let text = render(&cache, Format::Text);
     assert!(text.contains(line), "{text}");
 }
@@ -357,13 +373,17 @@ fn idle_series_can_be_left_out() {
         let short = render(&events, format);
         let counters: Vec<&str> = full
             .lines()
-            .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter").or(line.strip_suffix(" unknown")))
+            .filter_map(|line| {
+                line.strip_prefix("# TYPE ")?
+                    .strip_suffix(" counter")
+                    .or(line.strip_suffix(" unknown"))
+            })
             .collect();
         let is_idle = |line: &&str| {
             let name = line.split(['{', ' ']).next().unwrap();
-            let counted = counters
-                .iter()
-                .any(|counter| name.strip_suffix("_total").unwrap_or(name) == *counter || name == *counter);
+            let counted = counters.iter().any(|counter| {
+                name.strip_suffix("_total").unwrap_or(name) == *counter || name == *counter
+            });
             counted && line.ends_with(" 0")
         };
         assert!(full.lines().any(|line| is_idle(&line)), "the test finds idle counters");

@@ -34,7 +34,8 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     (cache, woken)
 }
 
-/// Visits as the writer. Returns the lines without their times, including the lines of held increments.
+/// Visits as the writer. Returns the lines without their times, including the lines of held
+/// increments.
 fn visit(cache: &Cache, room: usize) -> Vec<String> {
     visit_keeping(cache, room, 0)
 }
@@ -83,10 +84,14 @@ fn beyond_the_limit_counters_are_summed_and_others_skipped() {
         orders.add_or_update(f64::from(value)).unwrap();
         level.add_or_update(f64::from(value)).unwrap();
     }
-    let orders_line = |value: &str| format!("Orders.Count:{value}|#shop:x|#hostname:h,requestID:null");
+    let orders_line =
+        |value: &str| format!("Orders.Count:{value}|#shop:x|#hostname:h,requestID:null");
     let first = "Level.m:1.0|#|#hostname:h,requestID:null".to_owned();
     assert_eq!(visit(&cache, 0), [orders_line("1.0"), first, orders_line("14.0")]);
-    assert_eq!((cache.journal().take_skipped(File::Model), cache.journal().take_skipped(File::Ts)), (4, 0));
+    assert_eq!(
+        (cache.journal().take_skipped(File::Model), cache.journal().take_skipped(File::Ts)),
+        (4, 0)
+    );
     orders.add_or_update(7.0).unwrap();
     let mut batch = Batch::default();
     cache.journal().take(&mut batch, 0, 0);
@@ -164,7 +169,11 @@ fn grown_singly(counters: &mut Counters, cache: &Cache, singles: u64) -> Vec<Str
 }
 
 fn timeline(queue_ns: u64) -> Timeline {
-    let mut timeline = Timeline { queue_start: Instant(1000), request_start: Instant(1000), ..Timeline::default() };
+    let mut timeline = Timeline {
+        queue_start: Instant(1000),
+        request_start: Instant(1000),
+        ..Timeline::default()
+    };
     timeline.compute.start = Instant(1000 + queue_ns);
     timeline.request_end = Instant(1000 + 2 * queue_ns);
     timeline
@@ -180,9 +189,19 @@ fn counters_are_logged_by_their_growth() {
     record::inference_requested(&model);
     record::inference_done(&model, &timeline(132_249), 1);
     [200, 200, 404, 302, 503].into_iter().for_each(|code| {
-        record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code, reason: None })
+        record::request_answered(
+            &cache,
+            Protocol::Http,
+            Route::Infer,
+            Outcome { code, reason: None },
+        )
     });
-    record::request_answered(&cache, Protocol::Grpc, Route::Infer, Outcome { code: 0, reason: Some(Reason::Internal) });
+    record::request_answered(
+        &cache,
+        Protocol::Grpc,
+        Route::Infer,
+        Outcome { code: 0, reason: Some(Reason::Internal) },
+    );
     let of_model = "|#model_name:m,model_version:1";
     let expected = [
         "Requests2XX.Count:2.0|#Level:Host".to_owned(),
@@ -200,8 +219,14 @@ fn counters_are_logged_by_their_growth() {
     record::inference_requested(&model);
     assert_eq!(grown(&mut counters, &cache), [line("2.0")]);
 
-    // One line for each request where there is room; growth that cannot be written is again written at the next visit.
-    record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
+    // One line for each request where there is room; growth that cannot be written is again written
+    // at the next visit.
+    record::request_answered(
+        &cache,
+        Protocol::Http,
+        Route::Infer,
+        Outcome { code: 200, reason: None },
+    );
     for requests in [2, 1, 4] {
         (0..requests).for_each(|_| record::inference_requested(&model));
         let ones = ["Requests2XX.Count:1.0|#Level:Host".to_owned(), line("1.0"), line("1.0")];
@@ -230,17 +255,34 @@ fn latencies_are_logged_for_each_request_while_there_is_room() {
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 100);
     let line = |name: &str, value: &str| {
-        format!("ts_{name}_latency_microseconds.Microseconds:{value}|#model_name:m,model_version:1|#hostname:h")
+        format!(
+            "ts_{name}_latency_microseconds.Microseconds:{value}|#model_name:m,model_version:1|#\
+             hostname:h"
+        )
     };
-    let latencies = |lines: Vec<String>| lines.into_iter().filter(|line| line.starts_with("ts_")).collect::<Vec<_>>();
+    let latencies = |lines: Vec<String>| {
+        lines.into_iter().filter(|line| line.starts_with("ts_")).collect::<Vec<_>>()
+    };
     batch(&model, &[1_001, 132_249]);
-    let each = [("inference", "2.002"), ("queue", "1.001"), ("inference", "264.498"), ("queue", "132.249")];
+    let each = [
+        ("inference", "2.002"),
+        ("queue", "1.001"),
+        ("inference", "264.498"),
+        ("queue", "132.249"),
+    ];
     // Of the ten places until the next visit, nine are not for counters.
-    assert_eq!(latencies(visit_keeping(&cache, 10, 9)), each.map(|(name, value)| line(name, value)));
+    assert_eq!(
+        latencies(visit_keeping(&cache, 10, 9)),
+        each.map(|(name, value)| line(name, value))
+    );
     batch(&model, &[1_001, 132_249]);
     let sums = [line("inference", "266.5"), line("queue", "133.25")];
     let lines = visit_keeping(&cache, 0, 0);
-    assert_eq!(lines.iter().filter(|line| line.starts_with("QueueTime")).count(), 2, "other series: {lines:?}");
+    assert_eq!(
+        lines.iter().filter(|line| line.starts_with("QueueTime")).count(),
+        2,
+        "other series: {lines:?}"
+    );
     assert_eq!(latencies(lines), sums);
     batch(&model, &[1_001, 132_249]);
     assert_eq!(visit(&cache, 9), sums);
@@ -315,19 +357,25 @@ fn an_unloaded_model_is_logged_to_its_end() {
 #[test]
 fn a_counter_added_to_the_logs_is_logged_from_then_on() {
     let only = |modes: &str| {
-        let entry =
-            format!("{{name: nv_inference_count, unit: Count, dimensions: [version, model], modes: [{modes}]}}");
+        let entry = format!(
+            "{{name: nv_inference_count, unit: Count, dimensions: [version, model], modes: \
+             [{modes}]}}"
+        );
         format!("mode: both\nts_metrics:\n  counter:\n    - {entry}\n")
     };
     let (cache, _) = cache(&only("prometheus"));
     let mut counters = Counters::new();
-    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[("tag".to_owned(), "t".to_owned())]);
+    let model =
+        cache.model_loaded(&ModelVersion::new("m", 1), &[("tag".to_owned(), "t".to_owned())]);
     record::inference_done(&model, &timeline(0), 3);
     assert!(grown(&mut counters, &cache).is_empty());
     cache.reload(Catalog::parse(&only("tslog"), "m.yaml").unwrap());
     assert!(grown(&mut counters, &cache).is_empty());
     record::inference_done(&model, &timeline(0), 4);
-    assert_eq!(grown(&mut counters, &cache), ["nv_inference_count.Count:4.0|#version:1,model:m,_tag:t"]);
+    assert_eq!(
+        grown(&mut counters, &cache),
+        ["nv_inference_count.Count:4.0|#version:1,model:m,_tag:t"]
+    );
 }
 
 #[test]

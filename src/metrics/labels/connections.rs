@@ -16,7 +16,8 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why the server refused or closed a connection (label `reason` of `pharos_connections_refused_total`).
+    /// Why the server refused or closed a connection (label `reason` of
+    /// `pharos_connections_refused_total`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Refused {
         /// The limit of connections was reached.

@@ -5,7 +5,8 @@ use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceReques
 use pharos_base::otlp::proto::common::v1::InstrumentationScope;
 use pharos_base::otlp::proto::metrics::v1::metric::Data;
 use pharos_base::otlp::proto::metrics::v1::{
-    AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
+    AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics,
+    ScopeMetrics, Sum, Summary,
 };
 use pharos_base::otlp::proto::resource::v1::Resource;
 use prost::Message;
@@ -47,7 +48,15 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(resource: Resource, now_ns: u64) -> Self {
-        Self { resource, now_ns, metrics: Vec::new(), size: 0, points: 0, states: Vec::new(), finished: Vec::new() }
+        Self {
+            resource,
+            now_ns,
+            metrics: Vec::new(),
+            size: 0,
+            points: 0,
+            states: Vec::new(),
+            finished: Vec::new(),
+        }
     }
 
     /// Returns the time of all data points.
@@ -55,13 +64,18 @@ impl Messages {
         self.now_ns
     }
 
-    /// Adds a point of a metric, whose values are deltas or cumulative. All points of a metric are added in succession.
+    /// Adds a point of a metric, whose values are deltas or cumulative. All points of a metric are
+    /// added in succession.
     pub(super) fn add(&mut self, spec: &MetricSpec, delta: bool, point: Point) {
         let size = point.size() + FRAMING;
         if self.size + size > MESSAGE_BYTES {
             self.flush();
         }
-        if self.metrics.last().is_none_or(|metric| metric.name != spec.name || !holds(metric, &point)) {
+        if self
+            .metrics
+            .last()
+            .is_none_or(|metric| metric.name != spec.name || !holds(metric, &point))
+        {
             let metric = metric(spec, delta, &point);
             self.size += metric.encoded_len() + FRAMING;
             self.metrics.push(metric);
@@ -72,7 +86,9 @@ impl Messages {
             (Some(Data::Gauge(data)), Point::Gauge(point)) => data.data_points.push(point),
             (Some(Data::Sum(data)), Point::Sum(point)) => data.data_points.push(point),
             (Some(Data::Histogram(data)), Point::Histogram(point)) => data.data_points.push(point),
-            (Some(Data::ExponentialHistogram(data)), Point::Exponential(point)) => data.data_points.push(point),
+            (Some(Data::ExponentialHistogram(data)), Point::Exponential(point)) => {
+                data.data_points.push(point)
+            }
             (Some(Data::Summary(data)), Point::Summary(point)) => data.data_points.push(point),
             // The metric was created for points of this type.
             _ => self.points -= 1,
@@ -95,11 +111,17 @@ impl Messages {
             return;
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let scope = InstrumentationScope { name: SCOPE.to_owned(), version, ..InstrumentationScope::default() };
+        let scope = InstrumentationScope {
+            name: SCOPE.to_owned(),
+            version,
+            ..InstrumentationScope::default()
+        };
         let metrics = std::mem::take(&mut self.metrics);
-        let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
+        let scope_metrics =
+            vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
         let resource = Some(self.resource.clone());
-        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
+        let resource_metrics =
+            vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
         let message = ExportMetricsServiceRequest { resource_metrics }.encode_to_vec().into();
         let points = std::mem::take(&mut self.points);
         let states = std::mem::take(&mut self.states);
@@ -108,20 +130,26 @@ impl Messages {
     }
 }
 
-/// Returns whether a metric has data points of this type. Series of one histogram differ while a changed `native` applies
-/// only to models that were loaded after the change.
+/// Returns whether a metric has data points of this type. Series of one histogram differ while a
+/// changed `native` applies only to models that were loaded after the change.
 fn holds(metric: &Metric, point: &Point) -> bool {
-    matches!(metric.data, Some(Data::ExponentialHistogram(_))) == matches!(point, Point::Exponential(_))
+    matches!(metric.data, Some(Data::ExponentialHistogram(_)))
+        == matches!(point, Point::Exponential(_))
 }
 
 /// Creates a metric without data points, for points like this one.
 fn metric(spec: &MetricSpec, delta: bool, point: &Point) -> Metric {
-    let temporality = if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative };
+    let temporality =
+        if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative };
     let aggregation_temporality = temporality.into();
     let data = match point {
-        Point::Sum(_) => Data::Sum(Sum { aggregation_temporality, is_monotonic: true, ..Sum::default() }),
+        Point::Sum(_) => {
+            Data::Sum(Sum { aggregation_temporality, is_monotonic: true, ..Sum::default() })
+        }
         Point::Gauge(_) => Data::Gauge(Gauge::default()),
-        Point::Histogram(_) => Data::Histogram(Histogram { aggregation_temporality, ..Histogram::default() }),
+        Point::Histogram(_) => {
+            Data::Histogram(Histogram { aggregation_temporality, ..Histogram::default() })
+        }
         Point::Exponential(_) => Data::ExponentialHistogram(ExponentialHistogram {
             aggregation_temporality,
             ..ExponentialHistogram::default()
@@ -137,10 +165,11 @@ fn metric(spec: &MetricSpec, delta: bool, point: &Point) -> Metric {
     }
 }
 
-/// Returns the unit in UCUM (ucum.org), as OTLP requires; other units as written in `metrics.yaml`. Counts have no unit.
-/// Megabytes are 2^20 bytes here.
+/// Returns the unit in UCUM (ucum.org), as OTLP requires; other units as written in `metrics.yaml`.
+/// Counts have no unit. Megabytes are 2^20 bytes here.
 ///
-/// The values of a built-in distribution of durations are in its own unit, whatever `metrics.yaml` says.
+/// The values of a built-in distribution of durations are in its own unit, whatever `metrics.yaml`
+/// says.
 fn ucum(spec: &MetricSpec) -> &str {
     if let Some(unit) = spec.time_unit() {
         return unit.ucum();

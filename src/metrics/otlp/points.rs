@@ -4,8 +4,8 @@ use pharos_base::otlp::proto::common::v1::KeyValue;
 use pharos_base::otlp::proto::metrics::v1::exponential_histogram_data_point::Buckets;
 use pharos_base::otlp::proto::metrics::v1::summary_data_point::ValueAtQuantile;
 use pharos_base::otlp::proto::metrics::v1::{
-    Exemplar, ExponentialHistogramDataPoint, HistogramDataPoint, NumberDataPoint, SummaryDataPoint, exemplar,
-    number_data_point,
+    Exemplar, ExponentialHistogramDataPoint, HistogramDataPoint, NumberDataPoint, SummaryDataPoint,
+    exemplar, number_data_point,
 };
 use pharos_base::otlp::text;
 use prost::Message;
@@ -50,8 +50,14 @@ impl Point {
     }
 }
 
-/// Creates the data point of one series. A histogram has exponential buckets if the reading contains native ones.
-pub(super) fn point(spec: &MetricSpec, labels: &[(&str, &str)], reading: Reading, span: Span) -> Point {
+/// Creates the data point of one series. A histogram has exponential buckets if the reading
+/// contains native ones.
+pub(super) fn point(
+    spec: &MetricSpec,
+    labels: &[(&str, &str)],
+    reading: Reading,
+    span: Span,
+) -> Point {
     let attributes = labels.iter().map(|(name, value)| text(name, value)).collect();
     match reading {
         Reading::Number(value) => {
@@ -61,7 +67,12 @@ pub(super) fn point(spec: &MetricSpec, labels: &[(&str, &str)], reading: Reading
         Reading::Histogram(mut value) => match value.native.take() {
             Some(native) => {
                 let max_buckets = spec.native.unwrap_or_default().max_buckets;
-                Point::Exponential(exponential(attributes, &value, native.within(max_buckets), span))
+                Point::Exponential(exponential(
+                    attributes,
+                    &value,
+                    native.within(max_buckets),
+                    span,
+                ))
             }
             None => Point::Histogram(histogram(attributes, &value, span)),
         },
@@ -89,7 +100,11 @@ fn number(attributes: Vec<KeyValue>, value: Number, span: Span) -> NumberDataPoi
 }
 
 /// Creates a point with the buckets of the store. Its last bucket has no upper bound in OTLP.
-fn histogram(attributes: Vec<KeyValue>, value: &reading::Histogram, span: Span) -> HistogramDataPoint {
+fn histogram(
+    attributes: Vec<KeyValue>,
+    value: &reading::Histogram,
+    span: Span,
+) -> HistogramDataPoint {
     HistogramDataPoint {
         attributes,
         start_time_unix_nano: span.start_ns,
@@ -97,14 +112,19 @@ fn histogram(attributes: Vec<KeyValue>, value: &reading::Histogram, span: Span) 
         count: value.count(),
         sum: sum(value, value.count()),
         bucket_counts: value.buckets.iter().map(|(_, count)| *count).collect(),
-        explicit_bounds: value.buckets.iter().map(|(bound, _)| *bound).filter(|bound| bound.is_finite()).collect(),
+        explicit_bounds: value
+            .buckets
+            .iter()
+            .map(|(bound, _)| *bound)
+            .filter(|bound| bound.is_finite())
+            .collect(),
         exemplars: value.exemplars.values().map(exemplar_of).collect(),
         ..HistogramDataPoint::default()
     }
 }
 
-/// Returns the sum of the observations of a point, which OTLP requires to be monotonic, and 0 without observations; `None` if it
-/// is neither.
+/// Returns the sum of the observations of a point, which OTLP requires to be monotonic, and 0
+/// without observations; `None` if it is neither.
 fn sum(value: &reading::Histogram, count: u64) -> Option<f64> {
     match count {
         0 => Some(0.0),
@@ -112,7 +132,8 @@ fn sum(value: &reading::Histogram, count: u64) -> Option<f64> {
     }
 }
 
-/// Creates a point with native buckets. The bucket `index` of OTLP begins where Prometheus' bucket with this index ends.
+/// Creates a point with native buckets. The bucket `index` of OTLP begins where Prometheus' bucket
+/// with this index ends.
 fn exponential(
     attributes: Vec<KeyValue>,
     value: &reading::Histogram,
@@ -135,7 +156,8 @@ fn exponential(
     }
 }
 
-/// Returns the buckets from the first to the last one, including empty ones. `None` without buckets.
+/// Returns the buckets from the first to the last one, including empty ones. `None` without
+/// buckets.
 fn dense(buckets: &[(i32, u64)]) -> Option<Buckets> {
     let (first, _) = buckets.first()?;
     let mut bucket_counts = Vec::with_capacity(width(buckets));
@@ -155,8 +177,9 @@ fn width(buckets: &[(i32, u64)]) -> usize {
 }
 
 impl reading::Native {
-    /// Lowers the schema until neither sign needs more than `max` buckets without gaps. Observations above the highest distinguished
-    /// octave, infinite ones included, move to the bucket that follows it: OTLP has no other bucket for them.
+    /// Lowers the schema until neither sign needs more than `max` buckets without gaps.
+    /// Observations above the highest distinguished octave, infinite ones included, move to the
+    /// bucket that follows it: OTLP has no other bucket for them.
     fn within(mut self, max: usize) -> Self {
         let top = match u32::try_from(self.schema) {
             Ok(schema) => NativeSpec::HIGHEST_EXPONENT << schema,

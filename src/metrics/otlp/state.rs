@@ -24,10 +24,13 @@ impl State {
             Reading::Histogram(Histogram { sum, native: Some(native), .. }) => {
                 Some(Self::Exponential { native: native.clone(), sum: *sum })
             }
-            Reading::Histogram(Histogram { sum, buckets, .. }) => {
-                Some(Self::Distribution { counts: buckets.iter().map(|(_, count)| *count).collect(), sum: *sum })
+            Reading::Histogram(Histogram { sum, buckets, .. }) => Some(Self::Distribution {
+                counts: buckets.iter().map(|(_, count)| *count).collect(),
+                sum: *sum,
+            }),
+            Reading::Summary(summary) => {
+                Some(Self::Distribution { counts: [summary.count].into(), sum: summary.sum })
             }
-            Reading::Summary(summary) => Some(Self::Distribution { counts: [summary.count].into(), sum: summary.sum }),
         }
     }
 
@@ -39,7 +42,9 @@ impl State {
             (Self::Distribution { counts: old, .. }, Self::Distribution { counts: new, .. }) => {
                 old.len() == new.len() && old.iter().zip(new).all(|(old, new)| old <= new)
             }
-            (Self::Exponential { native: old, .. }, Self::Exponential { native: new, .. }) => old.precedes(new),
+            (Self::Exponential { native: old, .. }, Self::Exponential { native: new, .. }) => {
+                old.precedes(new)
+            }
             _ => false,
         }
     }
@@ -50,7 +55,9 @@ impl State {
             (Self::Number(Number::Whole(old)), Reading::Number(Number::Whole(new))) => {
                 Reading::Number(Number::Whole(new.saturating_sub(*old)))
             }
-            (Self::Number(old), Reading::Number(new)) => Reading::Number(Number::Float(new.as_f64() - old.as_f64())),
+            (Self::Number(old), Reading::Number(new)) => {
+                Reading::Number(Number::Float(new.as_f64() - old.as_f64()))
+            }
             (Self::Distribution { counts, sum }, Reading::Histogram(mut histogram)) => {
                 histogram.sum -= sum;
                 for ((_, new), old) in histogram.buckets.iter_mut().zip(counts) {
@@ -78,23 +85,28 @@ impl Span {
 }
 
 impl Native {
-    /// Returns whether `later` can be a later reading of the same observations, whose schema may be lower.
+    /// Returns whether `later` can be a later reading of the same observations, whose schema may be
+    /// lower.
     fn precedes(&self, later: &Self) -> bool {
-        let has_all =
-            |old: &[(i32, u64)], new: &[(i32, u64)]| old.iter().all(|(at, count)| *count <= count_at(new, *at));
+        let has_all = |old: &[(i32, u64)], new: &[(i32, u64)]| {
+            old.iter().all(|(at, count)| *count <= count_at(new, *at))
+        };
         self.zero_threshold == later.zero_threshold
             && self.zero_count <= later.zero_count
-            && self
-                .lowered_to(later.schema)
-                .is_some_and(|old| has_all(&old.positive, &later.positive) && has_all(&old.negative, &later.negative))
+            && self.lowered_to(later.schema).is_some_and(|old| {
+                has_all(&old.positive, &later.positive) && has_all(&old.negative, &later.negative)
+            })
     }
 
     /// Returns the observations between this reading and a later one.
     fn growth(&self, mut later: Self) -> Self {
         let Some(old) = self.lowered_to(later.schema) else { return later };
         later.zero_count = later.zero_count.saturating_sub(old.zero_count);
-        for (new, old) in [(&mut later.positive, &old.positive), (&mut later.negative, &old.negative)] {
-            new.iter_mut().for_each(|(index, count)| *count = count.saturating_sub(count_at(old, *index)));
+        for (new, old) in
+            [(&mut later.positive, &old.positive), (&mut later.negative, &old.negative)]
+        {
+            new.iter_mut()
+                .for_each(|(index, count)| *count = count.saturating_sub(count_at(old, *index)));
             new.retain(|(_, count)| *count > 0);
         }
         later

@@ -38,8 +38,9 @@ const START: u64 = 1_000_000_000_000_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 fn shipped() -> Cache {
-    let settings =
-        ["histogram_latencies", "summary_latencies"].map(|key| Setting::parse(key, "true").unwrap()).to_vec();
+    let settings = ["histogram_latencies", "summary_latencies"]
+        .map(|key| Setting::parse(key, "true").unwrap())
+        .to_vec();
     let catalog = Overrides { settings, ..Overrides::default() }.apply(Catalog::shipped());
     Cache::new(catalog, Settings::new("h"))
 }
@@ -63,7 +64,9 @@ fn decoded(exports: &[Export]) -> HashMap<String, Metric> {
         assert_eq!(scope.scope.as_ref().unwrap().name, "pharos");
         for metric in scope.metrics.clone() {
             match (all.get_mut(&metric.name).and_then(|known| known.data.as_mut()), &metric.data) {
-                (Some(Data::Sum(known)), Some(Data::Sum(more))) => known.data_points.extend(more.data_points.clone()),
+                (Some(Data::Sum(known)), Some(Data::Sum(more))) => {
+                    known.data_points.extend(more.data_points.clone())
+                }
                 (Some(known), more) => panic!("{} is split: {known:?} {more:?}", metric.name),
                 (None, _) => drop(all.insert(metric.name.clone(), metric)),
             }
@@ -73,7 +76,10 @@ fn decoded(exports: &[Export]) -> HashMap<String, Metric> {
 }
 
 fn string(attributes: &[KeyValue], key: &str) -> String {
-    let value = attributes.iter().find(|attribute| attribute.key == key).and_then(|attribute| attribute.value.clone());
+    let value = attributes
+        .iter()
+        .find(|attribute| attribute.key == key)
+        .and_then(|attribute| attribute.value.clone());
     match value.and_then(|value| value.value) {
         Some(any_value::Value::StringValue(value)) => value,
         other => panic!("{key}: {other:?}"),
@@ -119,7 +125,8 @@ fn at(second: u64) -> u64 {
 #[test]
 fn metrics_have_the_types_units_and_labels_of_a_scrape() {
     let cache = shipped();
-    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[("team".to_owned(), "t".to_owned())]);
+    let series =
+        cache.model_loaded(&ModelVersion::new("m", 1), &[("team".to_owned(), "t".to_owned())]);
     record::inference_done(&series, &TIMELINE, 4);
     record::request_pending(&series, 2);
     let trace = TraceId::new(7).unwrap();
@@ -144,7 +151,9 @@ fn metrics_have_the_types_units_and_labels_of_a_scrape() {
     assert_eq!(point.exemplars[0].trace_id, trace.to_bytes());
     assert_eq!(point.exemplars[0].time_unix_nano, at(3));
     assert_eq!(metrics["nv_inference_queue_summary_us"].unit, "us");
-    let Some(Data::Summary(summary)) = &metrics["nv_inference_queue_summary_us"].data else { panic!("no summary") };
+    let Some(Data::Summary(summary)) = &metrics["nv_inference_queue_summary_us"].data else {
+        panic!("no summary")
+    };
     assert_eq!(summary.data_points[0].count, 1);
     assert!(!summary.data_points[0].quantile_values.is_empty());
 }
@@ -172,15 +181,19 @@ fn every_family_of_a_scrape_is_exported_once() {
 #[test]
 fn a_metric_has_its_own_name_and_unit_only() {
     let yaml = format!(
-        "ts_metrics:\n  histogram:\n    - {{name: {HISTOGRAM}, unit: s, dimensions: [model, version], \
-         also_as: {{name: old_us, unit: us}}}}\nmodel_metrics:\n  gauge:\n    - {{name: Age, unit: milliseconds}}\n"
+        "ts_metrics:\n  histogram:\n    - {{name: {HISTOGRAM}, unit: s, dimensions: [model, \
+         version], also_as: {{name: old_us, unit: us}}}}\nmodel_metrics:\n  gauge:\n    - {{name: \
+         Age, unit: milliseconds}}\n"
     );
     let cache = Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h"));
     record::inference_done(&cache.model_loaded(&ModelVersion::new("m", 1), &[]), &TIMELINE, 1);
     cache.gauge("Age", &[]).unwrap().add_or_update(3.0).unwrap();
     let metrics = decoded(&encoder(Temporality::Cumulative).encode(&cache, at(1)));
     assert!(!metrics.contains_key("old_us"));
-    assert_eq!((metrics[HISTOGRAM].unit.as_str(), histogram(&metrics, HISTOGRAM).sum), ("s", Some(0.0012)));
+    assert_eq!(
+        (metrics[HISTOGRAM].unit.as_str(), histogram(&metrics, HISTOGRAM).sum),
+        ("s", Some(0.0012))
+    );
     assert_eq!(metrics["Age"].unit, "ms");
 }
 
@@ -237,8 +250,13 @@ fn only_histograms_are_deltas_with_low_memory() {
         assert_eq!(count(&exports, SUCCESS), (0, i64::try_from(round).unwrap()));
         let metrics = decoded(&exports);
         let delta = i32::from(pharos_base::otlp::proto::metrics::v1::AggregationTemporality::Delta);
-        let Some(Data::Histogram(kind)) = &metrics[HISTOGRAM].data else { panic!("not a histogram") };
-        assert_eq!((kind.aggregation_temporality, histogram(&metrics, HISTOGRAM).count), (delta, 1));
+        let Some(Data::Histogram(kind)) = &metrics[HISTOGRAM].data else {
+            panic!("not a histogram")
+        };
+        assert_eq!(
+            (kind.aggregation_temporality, histogram(&metrics, HISTOGRAM).count),
+            (delta, 1)
+        );
         exports.into_iter().for_each(|export| encoder.accepted(export));
     }
 }
@@ -246,7 +264,9 @@ fn only_histograms_are_deltas_with_low_memory() {
 #[test]
 fn a_series_that_restarts_or_appears_has_a_new_start() {
     let model = ModelVersion::new("m", 1);
-    for (temporality, restarted) in [(Temporality::Cumulative, (2, 1)), (Temporality::Delta, (2, 1))] {
+    for (temporality, restarted) in
+        [(Temporality::Cumulative, (2, 1)), (Temporality::Delta, (2, 1))]
+    {
         let cache = shipped();
         let mut encoder = encoder(temporality);
         let mut export = |second| {
@@ -281,7 +301,8 @@ fn a_clock_that_goes_back_does_not_reverse_times() {
 
 #[test]
 fn messages_have_a_limited_size() {
-    let yaml = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
+    let yaml =
+        "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
     let cache = Cache::new(Catalog::parse(yaml, "m.yaml").unwrap(), Settings::new("h"));
     for shop in 0..5000 {
         let label = format!("{shop:0>200}");
@@ -301,7 +322,9 @@ const VALUES: &str = "Values";
 
 /// A cache with the histogram `Values`, and what records an observation.
 fn values(native: &str) -> Cache {
-    let yaml = format!("model_metrics:\n  histogram:\n    - {{name: {VALUES}, unit: Count, native: {native}}}\n");
+    let yaml = format!(
+        "model_metrics:\n  histogram:\n    - {{name: {VALUES}, unit: Count, native: {native}}}\n"
+    );
     Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h"))
 }
 
@@ -317,8 +340,8 @@ fn exponential(exports: &[Export]) -> ExponentialHistogramDataPoint {
     }
 }
 
-/// Returns the lower bound and the count of each bucket that is not empty, by the definition of OpenTelemetry: the bucket at
-/// `offset + position` holds the values above 2^(index / 2^scale).
+/// Returns the lower bound and the count of each bucket that is not empty, by the definition of
+/// OpenTelemetry: the bucket at `offset + position` holds the values above 2^(index / 2^scale).
 fn bounds(point: &ExponentialHistogramDataPoint, negative: bool) -> Vec<(f64, u64)> {
     let side = if negative { &point.negative } else { &point.positive };
     let Some(side) = side else { return Vec::new() };

@@ -31,7 +31,8 @@ const TIMELINE: Timeline = Timeline {
 
 /// A cache with all series that a model can have, and metric logs.
 fn cache() -> Arc<Cache> {
-    let more = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: {header: tenant}";
+    let more =
+        "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: {header: tenant}";
     let settings = vec![Setting::parse("summary_latencies", "true").unwrap()];
     let catalog = Catalog::parse(&format!("{SHIPPED}\n{more}"), "m.yaml").unwrap();
     Arc::new(Cache::new(Overrides { settings, mode: None }.apply(catalog), Settings::new("h")))
@@ -111,7 +112,11 @@ fn each_load_of_a_chain_counts_once_and_ends_by_itself() {
     let mut logged = 0.0;
     let mut collect = |cache: &Cache| {
         lines.collect(cache, 0, |text, grown| {
-            logged += if format!("{text:?}").contains("ts_inference_requests_total.") { grown } else { 0.0 };
+            logged += if format!("{text:?}").contains("ts_inference_requests_total.") {
+                grown
+            } else {
+                0.0
+            };
             true
         });
     };
@@ -120,7 +125,9 @@ fn each_load_of_a_chain_counts_once_and_ends_by_itself() {
         inference_done(series, &TIMELINE, 1);
     };
     let success = |cache: &Arc<Cache>| {
-        cache.model(&ModelVersion::new("m", 1)).map_or(0, |series| series.cells.counts.success_count.get())
+        cache
+            .model(&ModelVersion::new("m", 1))
+            .map_or(0, |series| series.cells.counts.success_count.get())
     };
     let first = load(&cache);
     event(&first);
@@ -182,7 +189,10 @@ fn a_load_that_is_shown_again_counts_itself() {
     cache.show_model(&first);
     inference_done(&first, &TIMELINE, 1);
     inference_done(&second, &TIMELINE, 1);
-    assert_eq!((first.cells.counts.success_count.get(), second.cells.counts.success_count.get()), (2, 0));
+    assert_eq!(
+        (first.cells.counts.success_count.get(), second.cells.counts.success_count.get()),
+        (2, 0)
+    );
 }
 
 #[test]
@@ -193,12 +203,20 @@ fn what_workers_have_written_continues_except_gauges() {
     cache.own(&first, &histogram);
     histogram.add_or_update(1.0).unwrap();
     worker_loaded(&cache, &first, 0, 5);
-    let shown = |name: &str| render(&cache, Format::Text).lines().filter(|line| line.starts_with(name)).count();
+    let shown = |name: &str| {
+        render(&cache, Format::Text).lines().filter(|line| line.starts_with(name)).count()
+    };
     let second = load(&cache);
     cache.show_model(&second);
-    assert_eq!((shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")), (1, 1));
+    assert_eq!(
+        (shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")),
+        (1, 1)
+    );
     cache.model_unloaded(&first);
-    assert_eq!((shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")), (1, 0));
+    assert_eq!(
+        (shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")),
+        (1, 0)
+    );
     cache.model_unloaded(&second);
     assert_eq!(shown("pharos_ensemble_overhead_duration_seconds_sum"), 0);
 }
@@ -209,11 +227,15 @@ fn no_event_is_lost_while_loads_are_replaced() {
     let first = load(&cache);
     let mut all = vec![first.clone()];
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..3).map(|_| scope.spawn(|| (0..20_000).for_each(|_| inference_done(&first, &TIMELINE, 1)))).collect();
+        let threads: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| (0..20_000).for_each(|_| inference_done(&first, &TIMELINE, 1))))
+            .collect();
         while threads.iter().any(|thread| !thread.is_finished()) {
             all.push(load(&cache));
         }
     });
-    assert_eq!(all.iter().map(|series| series.cells.counts.success_count.get()).sum::<u64>(), 60_000);
+    assert_eq!(
+        all.iter().map(|series| series.cells.counts.success_count.get()).sum::<u64>(),
+        60_000
+    );
 }

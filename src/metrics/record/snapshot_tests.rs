@@ -28,7 +28,8 @@ const READINGS: usize = 12;
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
     let more = "slos: [{name: s, availability: 99%}]\ntenants: {header: tenant}";
     let catalog = Catalog::parse(&format!("{SHIPPED}\n{more}"), "m.yaml").unwrap();
-    let settings = ["histogram_latencies", "summary_latencies"].map(|key| Setting::parse(key, "true").unwrap());
+    let settings = ["histogram_latencies", "summary_latencies"]
+        .map(|key| Setting::parse(key, "true").unwrap());
     let overrides = Overrides { settings: settings.to_vec(), mode: None };
     let cache = Arc::new(Cache::new(overrides.apply(catalog), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -37,7 +38,8 @@ fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
     (cache, series)
 }
 
-/// Records the event with this number. A model's events belong to a tenant, and count for its objective.
+/// Records the event with this number. A model's events belong to a tenant, and count for its
+/// objective.
 fn record(cache: &Cache, series: &ModelSeries, tenant: TenantId, number: u64) {
     match number % 7 {
         0 | 1 => {
@@ -62,7 +64,12 @@ fn record(cache: &Cache, series: &ModelSeries, tenant: TenantId, number: u64) {
         }
         4 => {
             let outcome = Outcome { code: 200 + 100 * (number % 4) as u16, reason: None };
-            request_answered(cache, Protocol::Http, Route::ALL[number as usize % Route::ALL.len()], outcome);
+            request_answered(
+                cache,
+                Protocol::Http,
+                Route::ALL[number as usize % Route::ALL.len()],
+                outcome,
+            );
         }
         5 => {
             let _transaction = series.begin();
@@ -71,7 +78,8 @@ fn record(cache: &Cache, series: &ModelSeries, tenant: TenantId, number: u64) {
         }
         _ => {
             let _transaction = series.begin();
-            let done = EnsembleDone { batch_size: 1 + number % 3, overhead_ns: 10_000, now_ms: number };
+            let done =
+                EnsembleDone { batch_size: 1 + number % 3, overhead_ns: 10_000, now_ms: number };
             ensemble_done(cache, series, &TIMELINE, done);
             tenant_served(series, tenant, &TIMELINE);
             let progress = StreamProgress::default();
@@ -112,7 +120,8 @@ fn of_otlp(cache: &Cache) -> Sums {
     let mut add = |name: String, value: f64| *sums.entry(name).or_default() += value;
     for export in encoder.encode(cache, 2) {
         let request = ExportMetricsServiceRequest::decode(&export.message[..]).unwrap();
-        let scopes = request.resource_metrics.into_iter().flat_map(|resource| resource.scope_metrics);
+        let scopes =
+            request.resource_metrics.into_iter().flat_map(|resource| resource.scope_metrics);
         for metric in scopes.flat_map(|scope| scope.metrics) {
             match metric.data {
                 Some(Data::Sum(sum)) => {
@@ -145,7 +154,9 @@ fn of_protobuf(cache: &Arc<Cache>) -> Sums {
     let mut sums = Sums::new();
     while !rest.is_empty() {
         let family = proto::MetricFamily::decode_length_delimited(&mut rest).unwrap();
-        let mut add = |suffix: &str, value: f64| *sums.entry(format!("{}{suffix}", family.name)).or_default() += value;
+        let mut add = |suffix: &str, value: f64| {
+            *sums.entry(format!("{}{suffix}", family.name)).or_default() += value
+        };
         for metric in &family.metric {
             if let Some(counter) = &metric.counter {
                 add("", counter.value);
@@ -163,8 +174,8 @@ fn of_protobuf(cache: &Arc<Cache>) -> Sums {
     sums
 }
 
-/// Checks what must be equal in one reading. Views show different metrics; a missing one is not checked, but `all` lists those that
-/// must not be missing.
+/// Checks what must be equal in one reading. Views show different metrics; a missing one is not
+/// checked, but `all` lists those that must not be missing.
 fn check(view: &str, sums: &Sums, all: &[&str]) {
     for name in all {
         assert!(sums.contains_key(*name), "{view} lacks {name}: {:?}", sums.keys());
@@ -172,7 +183,10 @@ fn check(view: &str, sums: &Sums, all: &[&str]) {
     let of = |name: &str| sums.get(name).copied();
     let equal = |one: &str, other: f64, tolerance: f64| {
         if let Some(value) = of(one) {
-            assert!((value - other).abs() <= tolerance, "{view}: {one} is {value}, expected {other}");
+            assert!(
+                (value - other).abs() <= tolerance,
+                "{view}: {one} is {value}, expected {other}"
+            );
         }
     };
     let success = of("nv_inference_request_success").unwrap();
@@ -215,8 +229,14 @@ fn check_statistics(of: &statistics::ModelStatistics) {
     assert_eq!(inference.fail.ns, inference.fail.count * 900_000);
     assert_eq!(inference.cache_hit.ns, inference.cache_hit.count * 30_000);
     let batches = of.batch_stats.iter();
-    assert_eq!(batches.clone().map(|batch| batch.compute_infer.count).sum::<u64>(), of.execution_count);
-    assert_eq!(batches.map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(), of.inference_count);
+    assert_eq!(
+        batches.clone().map(|batch| batch.compute_infer.count).sum::<u64>(),
+        of.execution_count
+    );
+    assert_eq!(
+        batches.map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(),
+        of.inference_count
+    );
 }
 
 /// Ends the recording threads, also if a check fails.
@@ -280,11 +300,13 @@ fn every_reading_shows_whole_events() {
             lines.collect(&cache, 0, |text, grown| {
                 let text = format!("{text:?}");
                 for name in ["ts_inference_requests_total", "Requests2XX"] {
-                    *logged.entry(name.to_owned()).or_default() += if text.contains(name) { grown } else { 0.0 };
+                    *logged.entry(name.to_owned()).or_default() +=
+                        if text.contains(name) { grown } else { 0.0 };
                 }
                 true
             });
-            let successes = [last, count(&text), count(&open), count(&java), count(&otlp), count(&protobuf)];
+            let successes =
+                [last, count(&text), count(&open), count(&java), count(&otlp), count(&protobuf)];
             assert!(successes.is_sorted(), "counters never fall: {successes:?}");
             last = count(&protobuf);
         }

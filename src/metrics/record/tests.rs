@@ -50,7 +50,8 @@ fn duration(count: u64, ns: u64) -> StatisticDuration {
 fn check(events: impl FnOnce(&ModelSeries), expected: &ModelStatistics, metrics: &[(&str, f64)]) {
     let (cache, series) = loaded();
     events(&series);
-    let expected = ModelStatistics { name: "m".to_owned(), version: "1".to_owned(), ..expected.clone() };
+    let expected =
+        ModelStatistics { name: "m".to_owned(), version: "1".to_owned(), ..expected.clone() };
     assert_eq!(statistics::of(&series), expected);
     for family in [
         "nv_inference_request_success",
@@ -67,7 +68,8 @@ fn check(events: impl FnOnce(&ModelSeries), expected: &ModelStatistics, metrics:
         "ts_inference_latency_microseconds",
         "ts_queue_latency_microseconds",
     ] {
-        let value = metrics.iter().find(|(name, _)| *name == family).map_or(0.0, |(_, value)| *value);
+        let value =
+            metrics.iter().find(|(name, _)| *name == family).map_or(0.0, |(_, value)| *value);
         assert_eq!(metric(&cache, family), value, "{family}");
     }
 }
@@ -131,7 +133,8 @@ fn a_cache_miss_adds_its_insertion_to_the_request() {
 
 #[test]
 fn only_a_model_with_the_cache_has_its_families() {
-    let summaries = Overrides { settings: vec![Setting::SummaryLatencies(true)], mode: None }.apply(Catalog::shipped());
+    let summaries = Overrides { settings: vec![Setting::SummaryLatencies(true)], mode: None }
+        .apply(Catalog::shipped());
     let cache = Arc::new(Cache::new(summaries, Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let families = |text: &str| text.matches("# HELP nv_cache").count();
@@ -173,10 +176,14 @@ fn distributions_of_durations_are_in_seconds() {
     for line in [
         format!("pharos_ensemble_step_duration_seconds_bucket{step}\"5e-05\"}} 1"),
         format!("pharos_ensemble_step_duration_seconds_bucket{step}\"0.0001\"}} 2"),
-        "pharos_ensemble_overhead_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"5e-06\"} 1".to_owned(),
+        "pharos_ensemble_overhead_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"5e-06\"} \
+         1"
+        .to_owned(),
         "pharos_ensemble_overhead_duration_seconds_sum{model=\"m\",version=\"1\"} 5e-06".to_owned(),
-        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.001\"} 0".to_owned(),
-        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.002\"} 1".to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.001\"} 0"
+            .to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.002\"} 1"
+            .to_owned(),
         "pharos_request_duration_seconds_sum{model=\"m\",version=\"1\"} 0.002".to_owned(),
     ] {
         assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
@@ -200,7 +207,8 @@ fn an_execution_counts_its_batch_once() {
     };
     let expected = ModelStatistics {
         execution_count: 4,
-        // A clock that was set back shows the latest execution all the same. An event that is recorded late does not.
+        // A clock that was set back shows the latest execution all the same. An event that is
+        // recorded late does not.
         last_inference: 60_000,
         batch_stats: vec![batch(1, 1), batch(4, 1), batch(8, 2)],
         ..ModelStatistics::default()
@@ -238,7 +246,9 @@ fn failures_are_counted_by_reason() {
         if let Some(label) = label {
             let (cache, series) = loaded();
             inference_failed(&series, reason, 700);
-            let line = format!("nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1");
+            let line = format!(
+                "nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1"
+            );
             assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
         }
     }
@@ -261,7 +271,8 @@ fn streams_are_measured_from_response_to_response() {
         stream_ended(&series, progress);
     }
     let text = render(&cache, Format::Text);
-    // The value of the bucket with this bound, or of the series itself. Texts differ in how they write a bound.
+    // The value of the bucket with this bound, or of the series itself. Texts differ in how they
+    // write a bound.
     let sample = |name: &str, le: Option<f64>| {
         let start = if le.is_some() { format!("{name}_bucket{{") } else { format!("{name}{{") };
         let bound = |line: &str| line.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
@@ -316,7 +327,8 @@ fn every_answer_has_a_separate_series() {
     let mut expected = 0.0;
     for protocol in Protocol::ALL {
         for route in Route::ALL {
-            let codes: &[u16] = if protocol == Protocol::Http { &[100, 200, 599] } else { &[0, 16] };
+            let codes: &[u16] =
+                if protocol == Protocol::Http { &[100, 200, 599] } else { &[0, 16] };
             for (&code, reason) in codes.iter().cycle().zip(Reason::ALL) {
                 request_answered(&cache, protocol, route, Outcome { code, reason: Some(reason) });
                 expected += 1.0;
@@ -325,7 +337,8 @@ fn every_answer_has_a_separate_series() {
     }
     assert_eq!(metric(&cache, "pharos_requests_total"), expected);
     let text = render(&cache, Format::Text);
-    let failures: Vec<&str> = text.lines().filter(|line| line.starts_with("pharos_request_failures_total{")).collect();
+    let failures: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("pharos_request_failures_total{")).collect();
     assert_eq!(failures.len(), Protocol::ALL.len() * Route::ALL.len() * Reason::ALL.len());
     assert!(failures.iter().all(|line| line.ends_with(" 1")));
 }
@@ -333,9 +346,12 @@ fn every_answer_has_a_separate_series() {
 #[test]
 fn an_invalid_status_is_counted() {
     let (cache, _) = loaded();
-    for (protocol, code) in
-        [(Protocol::Http, 0), (Protocol::Http, 600), (Protocol::Grpc, 17), (Protocol::Grpc, u16::MAX)]
-    {
+    for (protocol, code) in [
+        (Protocol::Http, 0),
+        (Protocol::Http, 600),
+        (Protocol::Grpc, 17),
+        (Protocol::Grpc, u16::MAX),
+    ] {
         request_answered(&cache, protocol, Route::Unknown, Outcome { code, reason: None });
     }
     assert_eq!(metric(&cache, "pharos_requests_total"), 4.0);
@@ -364,7 +380,10 @@ fn concurrent_events_are_all_counted() {
         // Views may be taken at any time.
         for _ in 0..20 {
             let now = statistics::of(&series);
-            assert_eq!(now.inference_stats.compute_infer.count, now.inference_stats.compute_output.count);
+            assert_eq!(
+                now.inference_stats.compute_infer.count,
+                now.inference_stats.compute_output.count
+            );
         }
     });
     let all = THREADS * EACH;
@@ -374,7 +393,10 @@ fn concurrent_events_are_all_counted() {
     assert_eq!(end.execution_count, all);
     assert_eq!(end.batch_stats.iter().map(|batch| batch.compute_infer.count).sum::<u64>(), all);
     assert_eq!(
-        end.batch_stats.iter().map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(),
+        end.batch_stats
+            .iter()
+            .map(|batch| batch.batch_size * batch.compute_infer.count)
+            .sum::<u64>(),
         end.inference_count
     );
     assert_eq!((end.last_inference, series.cells.pending.get()), ((EACH - 1) / EACH_MS, 0));
@@ -405,13 +427,18 @@ fn cost_of_recording() {
 /// A histogram that a reload switches on has observed nothing, whatever the model's counters say.
 #[test]
 fn the_sum_of_a_histogram_is_that_of_its_observations() {
-    let yaml = "ts_metrics:\n  histogram:\n    - {name: pharos_queue_duration_seconds, unit: s, dimensions: [model, version]}\n";
-    let cache = Arc::new(Cache::new(Catalog::parse("mode: prometheus\n", "m.yaml").unwrap(), Settings::new("h")));
+    let yaml = "ts_metrics:\n  histogram:\n    - {name: pharos_queue_duration_seconds, unit: s, \
+                dimensions: [model, version]}\n";
+    let cache = Arc::new(Cache::new(
+        Catalog::parse("mode: prometheus\n", "m.yaml").unwrap(),
+        Settings::new("h"),
+    ));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     inference_done(&series, &TIMELINE, 1);
     cache.reload(Catalog::parse(yaml, "m.yaml").unwrap());
     let read = || {
-        ["pharos_queue_duration_seconds_count", "pharos_queue_duration_seconds_sum"].map(|name| metric(&cache, name))
+        ["pharos_queue_duration_seconds_count", "pharos_queue_duration_seconds_sum"]
+            .map(|name| metric(&cache, name))
     };
     assert_eq!(read(), [0.0, 0.0]);
     inference_done(&series, &TIMELINE, 1);
@@ -423,7 +450,9 @@ fn each_request_is_taken_once_for_the_hits_of_models_on_demand() {
     let (cache, series) = loaded();
     (0..3).for_each(|_| inference_requested(&series));
     assert_eq!([series.take_requested(), series.take_requested(), series.requested()], [3, 0, 3]);
-    [("m", 0), ("m", 3), ("n", 1)].into_iter().for_each(|(model, hits)| on_demand_hits(&cache, model, hits));
+    [("m", 0), ("m", 3), ("n", 1)]
+        .into_iter()
+        .for_each(|(model, hits)| on_demand_hits(&cache, model, hits));
     assert_eq!(metric(&cache, "pharos_on_demand_hits_total"), 4.0);
 }
 
@@ -440,7 +469,8 @@ fn objectives_count_requests_and_follow_a_reload() {
         let text = render(&cache, Format::Text);
         text.lines()
             .find(|line| {
-                line.starts_with(&format!("pharos_slo_{metric}{{")) && line.contains(&format!("slo=\"{slo}\""))
+                line.starts_with(&format!("pharos_slo_{metric}{{"))
+                    && line.contains(&format!("slo=\"{slo}\""))
             })
             .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
     };
@@ -481,7 +511,9 @@ fn objectives_count_requests_and_follow_a_reload() {
 
 #[test]
 fn tenants_are_charged_as_their_model() {
-    let catalog = |limit: usize| Catalog::parse(&format!("tenants: {{header: x, limit: {limit}}}"), "m.yaml").unwrap();
+    let catalog = |limit: usize| {
+        Catalog::parse(&format!("tenants: {{header: x, limit: {limit}}}"), "m.yaml").unwrap()
+    };
     let cache = Arc::new(Cache::new(catalog(1), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let tenant = |name: &str| cache.tenant(name.as_bytes());

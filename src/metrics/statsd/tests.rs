@@ -11,11 +11,9 @@ fn all(datagram: &[u8]) -> Vec<Outcome> {
         Ok(line) => {
             let name = line.name;
             let labels = line.labels;
-            found.extend(
-                line.updates
-                    .into_iter()
-                    .map(|update| update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)),
-            );
+            found.extend(line.updates.into_iter().map(|update| {
+                update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)
+            }));
         }
         Err(fault) => found.push(Err(fault.0)),
     });
@@ -23,8 +21,10 @@ fn all(datagram: &[u8]) -> Vec<Outcome> {
 }
 
 fn check(line: &str, name: &str, labels: &[(&str, &str)], updates: &[Update]) {
-    let labels: Vec<(String, String)> = labels.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect();
-    let expected: Vec<Outcome> = updates.iter().map(|&u| Ok((name.to_owned(), labels.clone(), u))).collect();
+    let labels: Vec<(String, String)> =
+        labels.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect();
+    let expected: Vec<Outcome> =
+        updates.iter().map(|&u| Ok((name.to_owned(), labels.clone(), u))).collect();
     assert_eq!(all(line.as_bytes()), expected, "{line}");
 }
 
@@ -52,7 +52,8 @@ fn tags_become_labels_among_any_other_fields() {
     let labels = &[("env", "prod"), ("url", "http://h:80/x")];
     let one = &[Update::Increment(2.0)];
     check("n:1|c|@0.5|#url:http://h:80/x,env:prod", "n", labels, one);
-    // Cases that statsd-parser would lose: a rate after the tags, tags after an unknown field, tags after an empty one.
+    // Cases that statsd-parser would lose: a rate after the tags, tags after an unknown field, tags
+    // after an empty one.
     check("n:1|c|#url:http://h:80/x,env:prod|@0.5", "n", labels, one);
     check("n:1|c|@0.5|c:container|#url:http://h:80/x,env:prod|T1656581400", "n", labels, one);
     check("n:1|c|@0.5|#url:http://h:80/x,,env:prod,", "n", labels, one);
@@ -66,17 +67,28 @@ fn tags_become_labels_among_any_other_fields() {
 fn several_values_in_one_line() {
     check("n:1:2:-3|c|#a:b", "n", &[("a", "b")], &[1.0, 2.0, -3.0].map(Update::Increment));
     check("n:1:+2|g", "n", &[], &[Update::Set(1.0), Update::Change(2.0)]);
-    check("n:1|c:2|c|@0.5:3|g", "n", &[], &[Update::Increment(1.0), Update::Increment(4.0), Update::Set(3.0)]);
+    check(
+        "n:1|c:2|c|@0.5:3|g",
+        "n",
+        &[],
+        &[Update::Increment(1.0), Update::Increment(4.0), Update::Set(3.0)],
+    );
     check("n:1|c|c:container:1", "n", &[], &[Update::Increment(1.0)]);
 }
 
 #[test]
 fn a_bad_value_does_not_affect_others_in_its_line() {
-    let faults = |line: &str| -> Vec<Option<&str>> { all(line.as_bytes()).into_iter().map(Result::err).collect() };
+    let faults = |line: &str| -> Vec<Option<&str>> {
+        all(line.as_bytes()).into_iter().map(Result::err).collect()
+    };
     let number = Some("the value is not a number");
     let finite = Some("the value is not a finite number");
     for kind in ["c", "g", "ms", "h", "d", "m"] {
-        assert_eq!(faults(&format!("n:1:x:3::inf|{kind}|#a:b")), [None, number, None, number, finite], "{kind}");
+        assert_eq!(
+            faults(&format!("n:1:x:3::inf|{kind}|#a:b")),
+            [None, number, None, number, finite],
+            "{kind}"
+        );
         assert_eq!(faults(&format!("n:x:2|{kind}")), [number, None], "{kind}");
     }
     let kind = Some("unknown type; allowed are c, g, ms, h, d, m and s");
@@ -99,7 +111,8 @@ fn names_are_made_valid_and_may_begin_like_a_service_check() {
 #[test]
 fn a_bad_line_does_not_affect_others() {
     let found = all(b"a:1|c\r\n\nb\nc:2|g\n\xff:1|c\n");
-    let shown: Vec<_> = found.iter().map(|outcome| outcome.as_ref().map(|(name, ..)| name.as_str())).collect();
+    let shown: Vec<_> =
+        found.iter().map(|outcome| outcome.as_ref().map(|(name, ..)| name.as_str())).collect();
     let form = "expected name:value|type, optionally followed by |@rate and |#tags";
     assert_eq!(shown, [Ok("a"), Err(&form), Ok("c"), Err(&"the line is not UTF-8")]);
     assert!(all(b"").is_empty() && all(b"\n\n").is_empty());
@@ -127,23 +140,34 @@ fn errors_name_the_fault() {
         ("_sc|name|0|h", "service check"),
     ] {
         let found = all(line.as_bytes());
-        assert!(matches!(found.as_slice(), [Err(fault)] if fault.contains(expected)), "{line}: {found:?}");
+        assert!(
+            matches!(found.as_slice(), [Err(fault)] if fault.contains(expected)),
+            "{line}: {found:?}"
+        );
     }
 }
 
 #[test]
 fn lengths_and_counts_are_limited() {
-    let tags = |n: usize| format!("n:1|c|#{}", (0..n).map(|n| format!("t{n}:v")).collect::<Vec<_>>().join(","));
-    assert!(all(tags(MAX_TAGS).as_bytes())[0].as_ref().is_ok_and(|(_, labels, _)| labels.len() == MAX_TAGS));
+    let tags = |n: usize| {
+        format!("n:1|c|#{}", (0..n).map(|n| format!("t{n}:v")).collect::<Vec<_>>().join(","))
+    };
+    assert!(
+        all(tags(MAX_TAGS).as_bytes())[0]
+            .as_ref()
+            .is_ok_and(|(_, labels, _)| labels.len() == MAX_TAGS)
+    );
     assert!(all(tags(MAX_TAGS + 2).as_bytes())[0].is_err());
     assert!(all(format!("{}:1|c", "n".repeat(MAX_NAME)).as_bytes())[0].is_ok());
     assert!(all(format!("{}:1|c", "n".repeat(MAX_NAME + 1)).as_bytes())[0].is_err());
-    // A datagram full of values with the maximum number of tags: quadratic work in a naive implementation.
+    // A datagram full of values with the maximum number of tags: quadratic work in a naive
+    // implementation.
     let long = format!("n:{}1|c|#{}", "1:".repeat(30_000), "t:v,".repeat(MAX_TAGS));
     assert_eq!(all(long.as_bytes()).len(), 30_001);
 }
 
-/// Why this module does not pass lines to the parser unchanged. If one of these assertions fails, the parser has improved.
+/// Why this module does not pass lines to the parser unchanged. If one of these assertions fails,
+/// the parser has improved.
 #[test]
 fn faults_of_the_parser() {
     let parse = |line: &'static str| statsd_parser::parse(line);
@@ -166,7 +190,9 @@ fn a_set_counts_distinct_members_and_falls_to_zero_once() {
     let mut sets = Sets::default();
     let feed = |sets: &mut Sets, text: &str| {
         for outcome in all(text.as_bytes()) {
-            let Ok((name, labels, Update::Member(member))) = outcome else { unreachable!("{outcome:?}") };
+            let Ok((name, labels, Update::Member(member))) = outcome else {
+                unreachable!("{outcome:?}")
+            };
             sets.insert((name, labels), member).unwrap();
         }
     };

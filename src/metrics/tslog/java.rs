@@ -1,4 +1,5 @@
-//! Formats numbers as Java does: `Double.toString` since JDK 19 (the shortest decimal that rounds to the number).
+//! Formats numbers as Java does: `Double.toString` since JDK 19 (the shortest decimal that rounds
+//! to the number).
 
 use std::fmt::Write;
 
@@ -28,8 +29,8 @@ pub fn push_double(out: &mut String, value: f64) {
     };
 }
 
-/// Formats as `D.DDDEN` with at least one digit after the point. Where one digit would identify the number, Java uses
-/// the nearest number of two digits.
+/// Formats as `D.DDDEN` with at least one digit after the point. Where one digit would identify the
+/// number, Java uses the nearest number of two digits.
 fn push_scientific(out: &mut String, value: f64) -> std::fmt::Result {
     let start = out.len();
     write!(out, "{value:e}")?;

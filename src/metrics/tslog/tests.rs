@@ -1,4 +1,5 @@
-//! Compares lines with those that a real TorchServe 0.12 wrote, and with common regular expressions for reading them.
+//! Compares lines with those that a real TorchServe 0.12 wrote, and with common regular expressions
+//! for reading them.
 
 use super::*;
 use crate::catalog::Catalog;
@@ -10,7 +11,10 @@ const SAFE: &str = r"^(?P<ts>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2},\d{3}) (?:\[(?P
 
 fn spec(section: &str, name: &str, unit: &str, dimensions: &[&str]) -> MetricSpec {
     let dimensions = dimensions.join(", ");
-    let text = format!("{section}:\n  gauge:\n    - {{name: {name}, unit: '{unit}', dimensions: [{dimensions}]}}\n");
+    let text = format!(
+        "{section}:\n  gauge:\n    - {{name: {name}, unit: '{unit}', dimensions: \
+         [{dimensions}]}}\n"
+    );
     let catalog = Catalog::parse(&text, "m.yaml").unwrap();
     catalog.find(name).unwrap().1.clone()
 }
@@ -18,7 +22,13 @@ fn spec(section: &str, name: &str, unit: &str, dimensions: &[&str]) -> MetricSpe
 fn line(spec: &MetricSpec, values: &[&str], layout: Layout, value: f64, ids: &str) -> String {
     let dimensions = spec.dimensions.iter().map(String::as_str).zip(values.iter().copied());
     let mut out = String::new();
-    Text::new(spec, dimensions, "vm").write(&mut out, layout, &Stamp::new(1_795_189_837_608, 0), value, ids);
+    Text::new(spec, dimensions, "vm").write(
+        &mut out,
+        layout,
+        &Stamp::new(1_795_189_837_608, 0),
+        value,
+        ids,
+    );
     out
 }
 
@@ -27,10 +37,13 @@ fn lines_equal_those_of_torchserve() {
     let level = spec("ts_metrics", "Loaded", "Milliseconds", &["WorkerName", "Level", "Hostname"]);
     assert_eq!(
         line(&level, &["W-29001-noop_1.11", "Host", "h.example"], Layout::File, 17868.0, ""),
-        "2026-11-20T15:50:37,608 - Loaded.Milliseconds:17868.0|#WorkerName:W-29001-noop_1.11,Level:Host|#hostname:h.example,timestamp:1795189837\n"
+        "2026-11-20T15:50:37,608 - \
+         Loaded.Milliseconds:17868.0|#WorkerName:W-29001-noop_1.11,Level:Host|#hostname:h.example,\
+         timestamp:1795189837\n"
     );
     let batch = spec("model_metrics", "Predicted", "ms", &["ModelName", "Level"]);
-    let expected = "Predicted.ms:1.26|#ModelName:mhb,Level:Model|#hostname:vm,requestID:81549a64-c948,4cad23f6-9f6d,timestamp:1795189837\n";
+    let expected = "Predicted.ms:1.26|#ModelName:mhb,Level:Model|#hostname:vm,requestID:\
+                    81549a64-c948,4cad23f6-9f6d,timestamp:1795189837\n";
     let ids = "81549a64-c948,4cad23f6-9f6d";
     assert_eq!(
         line(&batch, &["mhb", "Model"], Layout::Console, 1.26, ids),
@@ -43,13 +56,16 @@ fn lines_equal_those_of_torchserve() {
     let plain = spec("model_metrics", "InfReq", "Count", &[]);
     assert_eq!(
         line(&plain, &[], Layout::File, 1.0, ""),
-        "2026-11-20T15:50:37,608 - InfReq.Count:1.0|#|#hostname:vm,requestID:null,timestamp:1795189837\n"
+        "2026-11-20T15:50:37,608 - \
+         InfReq.Count:1.0|#|#hostname:vm,requestID:null,timestamp:1795189837\n"
     );
 }
 
 #[test]
 fn missing_ids_are_null() {
-    for (ids, expected) in [("", "null"), (",,", "null"), ("a,,b", "a,null,b"), ("a%2Cb", "a%2Cb"), ("a|b", "a%7Cb")] {
+    for (ids, expected) in
+        [("", "null"), (",,", "null"), ("a,,b", "a,null,b"), ("a%2Cb", "a%2Cb"), ("a|b", "a%7Cb")]
+    {
         let mut out = String::new();
         push_request_ids(&mut out, ids);
         assert_eq!(out, expected);
@@ -124,7 +140,9 @@ fn hostile() -> impl Strategy<Value = String> {
         ".{0,20}",
         "[:,|#%=\\n\\r\\x00-\\x1f\\x7f\u{85}\u{2028}\u{2029} a]{0,20}",
         Just(
-            "x|#hostname:evil,timestamp:1\n2026-11-20T15:50:37,608 - Fake.ms:1.0|#|#hostname:h,timestamp:1".to_owned()
+            "x|#hostname:evil,timestamp:1\n2026-11-20T15:50:37,608 - \
+             Fake.ms:1.0|#|#hostname:h,timestamp:1"
+                .to_owned()
         ),
     ]
 }

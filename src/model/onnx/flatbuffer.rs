@@ -1,8 +1,9 @@
 //! A reader of `FlatBuffers` for untrusted bytes: every position is checked before it is used.
 //!
-//! Source: "FlatBuffer internals" of the `FlatBuffers` project. A table begins with the distance back to its vtable, which has
-//! its own size, the size of the table, and for each field the distance from the table, or 0 for an absent field; all of 16 bits.
-//! Tables, vectors and strings are referred to by the distance to them, of 32 bits.
+//! Source: "FlatBuffer internals" of the `FlatBuffers` project. A table begins with the distance
+//! back to its vtable, which has its own size, the size of the table, and for each field the
+//! distance from the table, or 0 for an absent field; all of 16 bits. Tables, vectors and strings
+//! are referred to by the distance to them, of 32 bits.
 
 use std::cell::Cell;
 
@@ -14,12 +15,13 @@ pub(super) struct Damaged;
 #[derive(Debug)]
 pub(super) struct Buffer<'a> {
     bytes: &'a [u8],
-    /// How many more bytes of texts and elements of vectors may be read. Any number of references may lead to one text or
-    /// vector; without this limit, a small file could take long to read.
+    /// How many more bytes of texts and elements of vectors may be read. Any number of references
+    /// may lead to one text or vector; without this limit, a small file could take long to read.
     left: Cell<usize>,
 }
 
-/// How often, on average, a byte may be read. A file that an encoder has written refers to a text a few times.
+/// How often, on average, a byte may be read. A file that an encoder has written refers to a text a
+/// few times.
 const MAX_READS: usize = 8;
 
 impl<'a> Buffer<'a> {
@@ -70,14 +72,21 @@ impl<'b, 'a> Table<'b, 'a> {
     /// Returns the position of a field; `None` if it is absent.
     fn field(&self, number: usize) -> Result<Option<usize>, Damaged> {
         let back = i64::from(i32::from_le_bytes(self.buffer.array(self.at)?));
-        let vtable = i64::try_from(self.at).ok().and_then(|at| usize::try_from(at - back).ok()).ok_or(Damaged)?;
+        let vtable = i64::try_from(self.at)
+            .ok()
+            .and_then(|at| usize::try_from(at - back).ok())
+            .ok_or(Damaged)?;
         let entry = 4 + 2 * number;
         if entry + 2 > usize::from(u16::from_le_bytes(self.buffer.array(vtable)?)) {
             return Ok(None);
         }
         let entry = vtable.checked_add(entry).ok_or(Damaged)?;
         let distance = usize::from(u16::from_le_bytes(self.buffer.array(entry)?));
-        if distance == 0 { Ok(None) } else { self.at.checked_add(distance).map(Some).ok_or(Damaged) }
+        if distance == 0 {
+            Ok(None)
+        } else {
+            self.at.checked_add(distance).map(Some).ok_or(Damaged)
+        }
     }
 
     pub(super) fn byte(&self, number: usize) -> Result<u8, Damaged> {
@@ -127,13 +136,19 @@ impl<'b, 'a> Table<'b, 'a> {
     }
 
     /// Returns the positions of the elements of a vector of references.
-    fn elements(&self, number: usize) -> Result<impl Iterator<Item = usize> + use<'b, 'a>, Damaged> {
+    fn elements(
+        &self,
+        number: usize,
+    ) -> Result<impl Iterator<Item = usize> + use<'b, 'a>, Damaged> {
         let Some(at) = self.field(number)? else { return Ok((0..0).step_by(4)) };
         let vector = self.buffer.target(at)?;
         let bytes = self.buffer.length(vector)?.checked_mul(4).ok_or(Damaged)?;
         self.buffer.spend(bytes)?;
         let first = vector + 4;
-        let end = first.checked_add(bytes).filter(|end| *end <= self.buffer.bytes.len()).ok_or(Damaged)?;
+        let end = first
+            .checked_add(bytes)
+            .filter(|end| *end <= self.buffer.bytes.len())
+            .ok_or(Damaged)?;
         Ok((first..end).step_by(4))
     }
 }

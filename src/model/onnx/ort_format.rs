@@ -1,6 +1,7 @@
 //! Reads the graph of a file in ORT format, into which ONNX Runtime converts ONNX files (`.ort`).
 //!
-//! Source of the field numbers: `ort.fbs` of ONNX Runtime. A table's fields are numbered in their order; a union has two numbers.
+//! Source of the field numbers: `ort.fbs` of ONNX Runtime. A table's fields are numbered in their
+//! order; a union has two numbers.
 
 use std::collections::HashMap;
 
@@ -33,7 +34,9 @@ pub(super) fn graph(bytes: &[u8]) -> Result<Graph<'_>, String> {
     match read(&Buffer::new(bytes)) {
         Ok(Some(graph)) => Ok(graph),
         Ok(None) => Err("not a model in ORT format: it has no graph".to_owned()),
-        Err(Damaged) => Err("not a model in ORT format: the file is damaged or incomplete".to_owned()),
+        Err(Damaged) => {
+            Err("not a model in ORT format: the file is damaged or incomplete".to_owned())
+        }
     }
 }
 
@@ -71,7 +74,9 @@ fn read<'a>(buffer: &Buffer<'a>) -> Result<Option<Graph<'a>>, Damaged> {
 
 /// Reads a `TypeInfo`; `None` for a sequence or a map.
 fn tensor<'a>(kind: Table<'_, 'a>) -> Result<Option<Tensor<'a>>, Damaged> {
-    let Some(tensor) = kind.table(2)?.filter(|_| kind.byte(1) == Ok(TENSOR)) else { return Ok(None) };
+    let Some(tensor) = kind.table(2)?.filter(|_| kind.byte(1) == Ok(TENSOR)) else {
+        return Ok(None);
+    };
     let dims = match tensor.table(1)? {
         None => None,
         Some(shape) => {
@@ -102,8 +107,8 @@ mod tests {
     use super::super::{ModelSignature, SignatureTensor, signature};
     use crate::tensor::DataType;
 
-    /// Written by ONNX Runtime 1.32 for an ONNX file with the input `x` of `[N, 4]`, the outputs `y = MatMul(x, w)`, `z =
-    /// ArgMax(y)` and `s = SequenceConstruct(x)`, and the weight `w`.
+    /// Written by ONNX Runtime 1.32 for an ONNX file with the input `x` of `[N, 4]`, the outputs `y
+    /// = MatMul(x, w)`, `z = ArgMax(y)` and `s = SequenceConstruct(x)`, and the weight `w`.
     const FILE: &[u8] = include_bytes!("../testdata/matmul.ort");
 
     #[test]
@@ -116,7 +121,10 @@ mod tests {
         };
         let expected = ModelSignature {
             inputs: vec![tensor("x", DataType::Fp32, Some(&[-1, 4]))],
-            outputs: vec![tensor("y", DataType::Fp32, Some(&[-1, 3])), tensor("z", DataType::Int64, Some(&[-1]))],
+            outputs: vec![
+                tensor("y", DataType::Fp32, Some(&[-1, 3])),
+                tensor("z", DataType::Int64, Some(&[-1])),
+            ],
             omitted_outputs: vec!["s".to_owned()],
         };
         assert_eq!(signature(FILE).unwrap(), expected);
@@ -126,7 +134,10 @@ mod tests {
     fn refuses_what_is_not_a_whole_file() {
         for length in [8, 40, FILE.len() / 2] {
             let error = signature(&FILE[..length]).unwrap_err();
-            assert_eq!(error, "not a model in ORT format: the file is damaged or incomplete", "{length} bytes");
+            assert_eq!(
+                error, "not a model in ORT format: the file is damaged or incomplete",
+                "{length} bytes"
+            );
         }
     }
 

@@ -1,5 +1,6 @@
-//! Models whose code completes their configuration. Texts and results were taken from a real Triton 2.51 for the same
-//! configurations and the same calls of `pb_utils.ModelConfig`, except for tests of the JSON exchange.
+//! Models whose code completes their configuration. Texts and results were taken from a real Triton
+//! 2.51 for the same configurations and the same calls of `pb_utils.ModelConfig`, except for tests
+//! of the JSON exchange.
 
 use super::super::*;
 
@@ -32,13 +33,18 @@ fn short(source: &str, answer: &str) -> String {
             };
             let scheduling = match &config.scheduling {
                 Scheduling::Default => "default".to_owned(),
-                Scheduling::Dynamic(dynamic) => format!("dynamic{:?}", dynamic.preferred_batch_sizes),
+                Scheduling::Dynamic(dynamic) => {
+                    format!("dynamic{:?}", dynamic.preferred_batch_sizes)
+                }
                 Scheduling::Sequence(_) => "sequence".to_owned(),
                 Scheduling::Ensemble { .. } => "ensemble".to_owned(),
             };
             let inputs = tensors(&config.inputs);
             let outputs = tensors(&config.outputs);
-            format!("{} {inputs} -> {outputs} {scheduling} {}", config.max_batch_size, config.decoupled)
+            format!(
+                "{} {inputs} -> {outputs} {scheduling} {}",
+                config.max_batch_size, config.decoupled
+            )
         }
         Err(error) => error,
     }
@@ -48,7 +54,11 @@ fn short(source: &str, answer: &str) -> String {
 fn answers_add_fields_and_change_none() {
     let io = format!(r#""input":[{IN}],"output":[{OUT}]"#);
     let check = |source: &str, config: &str, expected: &str| {
-        assert_eq!(short(source, &format!("{{\"config\":{{{config}}}}}")), expected, "{source} {config}");
+        assert_eq!(
+            short(source, &format!("{{\"config\":{{{config}}}}}")),
+            expected,
+            "{source} {config}"
+        );
     };
     check("", &io, "0 IN:FP32[4] -> OUT:FP32[4] default false");
     check(
@@ -85,32 +95,47 @@ fn answers_that_contradict_are_refused() {
         (
             int,
             format!(r#"{{"config":{{"input":[{IN}]}}}}"#),
-            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'IN', model provides TYPE_FP32",
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'IN', \
+             model provides TYPE_FP32",
         ),
         (
             seven,
             format!(r#"{{"config":{{"output":[{OUT}]}}}}"#),
-            "model 'm', tensor 'OUT': the model expects dims [4] but the model configuration specifies dims [7]",
+            "model 'm', tensor 'OUT': the model expects dims [4] but the model configuration \
+             specifies dims [7]",
         ),
         (
             "max_batch_size: 4",
             r#"{"config":{"max_batch_size":2}}"#.to_owned(),
-            "configuration specified max_batch_size 4, but in auto-complete-config function for model 'm' specified \
-             max_batch_size 2",
+            "configuration specified max_batch_size 4, but in auto-complete-config function for \
+             model 'm' specified max_batch_size 2",
         ),
         (
             "model_transaction_policy { decoupled: true }",
             r#"{"config":{"model_transaction_policy":{"decoupled":false}}}"#.to_owned(),
-            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'true'",
+            "trying to change decoupled property in auto-complete-config for model 'm', which is \
+             already set to 'true'",
         ),
-        ("", r#"{"error":"ValueError: no such weights\n"}"#.to_owned(), "ValueError: no such weights"),
-        ("", "{}".to_owned(), "auto-complete of model 'm' has answered neither a configuration nor an error"),
+        (
+            "",
+            r#"{"error":"ValueError: no such weights\n"}"#.to_owned(),
+            "ValueError: no such weights",
+        ),
+        (
+            "",
+            "{}".to_owned(),
+            "auto-complete of model 'm' has answered neither a configuration nor an error",
+        ),
         (
             "",
             r#"{"config":{"nonsense":1}}"#.to_owned(),
             "auto-complete of model 'm' has answered an invalid model configuration: ",
         ),
-        ("", "{\"config\":{".to_owned(), "auto-complete of model 'm' has answered JSON of the wrong form: "),
+        (
+            "",
+            "{\"config\":{".to_owned(),
+            "auto-complete of model 'm' has answered JSON of the wrong form: ",
+        ),
         ("", String::new(), "auto-complete of model 'm' has answered JSON of the wrong form: "),
         (
             "",
@@ -119,14 +144,18 @@ fn answers_that_contradict_are_refused() {
         ),
     ] {
         let error = answered(source, &answer).unwrap_err();
-        assert!(error.starts_with(expected) && (error == expected || expected.ends_with(": ")), "{error}");
+        assert!(
+            error.starts_with(expected) && (error == expected || expected.ends_with(": ")),
+            "{error}"
+        );
     }
 }
 
 /// Triton's models receive the configuration in this form.
 #[test]
 fn the_query_has_all_defaults() {
-    let place = CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
+    let place =
+        CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
     let question = resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &[]);
     for part in [
         r#"{"config":{"name":"m","platform":"","backend":"python""#,
@@ -141,21 +170,28 @@ fn the_query_has_all_defaults() {
         "{{\"config\":{}",
         question.strip_prefix("{\"config\":").unwrap().split(",\"directory\"").next().unwrap()
     );
-    // A model that returns its configuration unchanged changes nothing, including defaults of the batch size.
-    assert_eq!(short("max_batch_size: 8 dynamic_batching {}", &(again + "}")), "8  ->  dynamic[8] false");
+    // A model that returns its configuration unchanged changes nothing, including defaults of the
+    // batch size.
+    assert_eq!(
+        short("max_batch_size: 8 dynamic_batching {}", &(again + "}")),
+        "8  ->  dynamic[8] false"
+    );
 }
 
 #[test]
 fn a_resolved_draft_has_backend_file_and_policy() {
-    let draft =
-        resolved("parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '/env' } } version_policy { all {} }");
+    let draft = resolved(
+        "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '/env' } } version_policy { \
+         all {} }",
+    );
     assert_eq!(
         (draft.backend(), draft.parameter("EXECUTION_ENV_PATH"), draft.parameter("x")),
         ("python", Some("/env"), None)
     );
     assert_eq!(draft.version_policy().unwrap(), VersionPolicy::All);
     let more = resolved("instance_group { count: 2 }").encode_parts();
-    let differ: Vec<bool> = more.iter().zip(&resolved("").encode_parts()).map(|(one, other)| one != other).collect();
+    let differ: Vec<bool> =
+        more.iter().zip(&resolved("").encode_parts()).map(|(one, other)| one != other).collect();
     assert_eq!(differ, [true, false, false]);
 }
 
@@ -182,35 +218,52 @@ fn files_with_a_signature_are_found() {
 fn workers_of_an_archive_take_the_gpus_in_turn() {
     let placed = |source: &str, group: &str, gpus: &[u32]| {
         let archive = ["m.mar".to_owned()];
-        let completion = Completion { directory: "m", files: &archive, gpus, ..Completion::default() };
+        let completion =
+            Completion { directory: "m", files: &archive, gpus, ..Completion::default() };
         let source = format!("backend: 'torchserve' {source}");
-        let draft = Draft::from_text(&source, "config.pbtxt").unwrap().resolve(&completion).unwrap();
-        let answer = format!(r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{{group}}}]}}}}"#);
+        let draft =
+            Draft::from_text(&source, "config.pbtxt").unwrap().resolve(&completion).unwrap();
+        let answer = format!(
+            r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{{group}}}]}}}}"#
+        );
         draft.merge_answer(&answer, gpus).unwrap().complete(&completion).unwrap().instance_groups
     };
-    let short =
-        |groups: Vec<InstanceGroup>| groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>();
+    let short = |groups: Vec<InstanceGroup>| {
+        groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>()
+    };
     let groups = |count: u32, gpus: &[u32]| short(placed("", &format!(r#""count":{count}"#), gpus));
     assert_eq!(groups(5, &[]), [(5, vec![])]);
     assert_eq!(groups(5, &[0, 2]), [(3, vec![0]), (2, vec![2])]);
     assert_eq!(groups(2, &[0, 1, 2]), [(1, vec![0]), (1, vec![1])]);
     assert_eq!(groups(1, &[0, 1, 2]), [(1, vec![0, 1, 2])]);
-    let named = |count: u32, gpus: &str| format!(r#""kind":"KIND_GPU","count":{count},"gpus":{gpus}"#);
+    let named =
+        |count: u32, gpus: &str| format!(r#""kind":"KIND_GPU","count":{count},"gpus":{gpus}"#);
     let all = &[0, 1, 2];
     assert_eq!(short(placed("", &named(1, "[2]"), all)), [(1, vec![2])]);
     assert_eq!(short(placed("", &named(1, "[2, 0]"), all)), [(1, vec![2, 0])]);
     assert_eq!(short(placed("", &named(3, "[2, 0]"), all)), [(2, vec![2]), (1, vec![0])]);
     for (count, gpus) in [(1, &all[..]), (3, all), (1, &[]), (3, &[])] {
-        let [group] = &placed("", &format!(r#""kind":"KIND_CPU","count":{count}"#), gpus)[..] else { panic!() };
+        let [group] = &placed("", &format!(r#""kind":"KIND_CPU","count":{count}"#), gpus)[..]
+        else {
+            panic!()
+        };
         assert_eq!((group.kind, group.count, group.gpus.len()), (InstanceKind::Cpu, count, 0));
     }
     // A single instance has the default name, wherever it runs.
     assert_eq!(
-        [r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(|group| placed("", group, all)[0].name.clone()),
+        [r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(|group| placed(
+            "", group, all
+        )[0]
+        .name
+        .clone()),
         ["m", "m", "m"]
     );
     // Configured groups take precedence.
-    let said = placed("instance_group { kind: KIND_GPU gpus: [1] }", r#""kind":"KIND_CPU","count":3"#, all);
+    let said = placed(
+        "instance_group { kind: KIND_GPU gpus: [1] }",
+        r#""kind":"KIND_CPU","count":3"#,
+        all,
+    );
     assert_eq!(short(said), [(1, vec![1])]);
 }
 

@@ -5,14 +5,22 @@ use super::{IDENTITY, SIMPLE, complete, config};
 use crate::tensor::DataType;
 
 fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> SignatureTensor {
-    SignatureTensor { name: name.to_owned(), datatype, dims: Some(dims.to_vec()), first_dim_name: None }
+    SignatureTensor {
+        name: name.to_owned(),
+        datatype,
+        dims: Some(dims.to_vec()),
+        first_dim_name: None,
+    }
 }
 
 /// A classifier of 8 x 8 images with a batch dimension.
 fn digits() -> ModelSignature {
     ModelSignature {
         inputs: vec![tensor("image", DataType::Fp32, &[-1, 64])],
-        outputs: vec![tensor("label", DataType::Int64, &[-1]), tensor("scores", DataType::Fp32, &[-1, 10])],
+        outputs: vec![
+            tensor("label", DataType::Int64, &[-1]),
+            tensor("scores", DataType::Fp32, &[-1, 10]),
+        ],
         omitted_outputs: Vec::new(),
     }
 }
@@ -76,22 +84,32 @@ fn metadata_shapes_start_with_the_batch() {
     let metadata = config("simple", SIMPLE).metadata(&[1, 3]);
     assert_eq!((&*metadata.name, &*metadata.platform), ("simple", "builtin"));
     assert_eq!(metadata.versions, ["1", "3"]);
-    let input = TensorMetadata { name: "INPUT1".to_owned(), datatype: "INT32", shape: vec![-1, 16] };
+    let input =
+        TensorMetadata { name: "INPUT1".to_owned(), datatype: "INT32", shape: vec![-1, 16] };
     assert_eq!(metadata.inputs[1], input);
     let metadata = config("identity", IDENTITY).metadata(&[]);
-    assert_eq!(metadata.outputs[0], TensorMetadata { name: "OUTPUT0".to_owned(), datatype: "BYTES", shape: vec![-1] });
+    assert_eq!(
+        metadata.outputs[0],
+        TensorMetadata { name: "OUTPUT0".to_owned(), datatype: "BYTES", shape: vec![-1] }
+    );
 }
 
 #[test]
 fn defaults_are_filled_in() {
     let simple = config("simple", SIMPLE);
-    let Scheduling::Dynamic(dynamic) = &simple.scheduling else { panic!("{:?}", simple.scheduling) };
+    let Scheduling::Dynamic(dynamic) = &simple.scheduling else {
+        panic!("{:?}", simple.scheduling)
+    };
     assert_eq!(dynamic.preferred_batch_sizes, [8]);
     assert_eq!(simple.version_policy, VersionPolicy::Latest(1));
     let [group] = &simple.instance_groups[..] else { panic!("{:?}", simple.instance_groups) };
     assert_eq!((&*group.name, group.kind, group.count), ("simple", InstanceKind::Cpu, 1));
-    let two = config("m", &format!("{IDENTITY} instance_group [ {{ count: 3 }}, {{ name: 'other' count: -1 }} ]"));
-    let groups: Vec<_> = two.instance_groups.iter().map(|group| (&*group.name, group.count)).collect();
+    let two = config(
+        "m",
+        &format!("{IDENTITY} instance_group [ {{ count: 3 }}, {{ name: 'other' count: -1 }} ]"),
+    );
+    let groups: Vec<_> =
+        two.instance_groups.iter().map(|group| (&*group.name, group.count)).collect();
     assert_eq!(groups, [("m_0", 3), ("other", 1)]);
     let differ = |more: &str| {
         let plain = config("m", IDENTITY);
@@ -110,10 +128,16 @@ fn an_onnx_model_without_configuration_is_completed() {
     let config = with_signature("", &digits()).unwrap();
     assert_eq!((&*config.backend, &*config.platform), ("onnxruntime", "onnxruntime_onnx"));
     assert_eq!((config.max_batch_size, &*config.default_model_filename), (4, "model.onnx"));
-    assert!(matches!(&config.scheduling, Scheduling::Dynamic(dynamic) if dynamic.preferred_batch_sizes == [4]));
+    assert!(
+        matches!(&config.scheduling, Scheduling::Dynamic(dynamic) if dynamic.preferred_batch_sizes == [4])
+    );
     let metadata = config.metadata(&[1]);
-    assert_eq!(metadata.inputs[0], TensorMetadata { name: "image".to_owned(), datatype: "FP32", shape: vec![-1, 64] });
-    // One label for each item: the protocol's shape is [-1,1], the model's tensor has no second dimension.
+    assert_eq!(
+        metadata.inputs[0],
+        TensorMetadata { name: "image".to_owned(), datatype: "FP32", shape: vec![-1, 64] }
+    );
+    // One label for each item: the protocol's shape is [-1,1], the model's tensor has no second
+    // dimension.
     assert_eq!(metadata.outputs[0].shape, [-1, 1]);
     assert_eq!(config.outputs[0].protocol_shape(&[3], true)[..], [3, 1]);
     assert_eq!(config.outputs[1].protocol_shape(&[3, 10], true)[..], [3, 10]);
@@ -122,7 +146,8 @@ fn an_onnx_model_without_configuration_is_completed() {
 #[test]
 fn missing_fields_are_filled_in() {
     let io = |config: &ModelConfig| {
-        let dims: Vec<_> = config.inputs.iter().chain(&config.outputs).map(|tensor| tensor.dims.clone()).collect();
+        let dims: Vec<_> =
+            config.inputs.iter().chain(&config.outputs).map(|tensor| tensor.dims.clone()).collect();
         (config.max_batch_size, dims)
     };
     let batched = (4, vec![vec![64], vec![1], vec![10]]);
@@ -141,7 +166,10 @@ fn missing_fields_are_filled_in() {
     let config = with_signature("", &fixed).unwrap();
     assert_eq!(io(&config), (0, vec![vec![-1, 64], vec![-1], vec![1, 10]]));
     assert_eq!(config.scheduling, Scheduling::Default);
-    assert_eq!(with_signature("max_batch_size: 16", &digits()).unwrap().scheduling, Scheduling::Default);
+    assert_eq!(
+        with_signature("max_batch_size: 16", &digits()).unwrap().scheduling,
+        Scheduling::Default
+    );
 }
 
 /// Their sizes may differ. Triton fills in a maximum batch size here.
@@ -163,18 +191,27 @@ fn first_dimensions_of_different_names_are_no_batch() {
         let config = with_signature("", &signature).unwrap();
         assert_eq!((config.max_batch_size, config.warnings.len()), (4, 0), "{signature:?}");
     }
-    for (signature, other) in
-        [(named(Some("N"), Some("M"), Some("N")), "label"), (named(Some("N"), None, Some("M")), "scores")]
-    {
+    for (signature, other) in [
+        (named(Some("N"), Some("M"), Some("N")), "label"),
+        (named(Some("N"), None, Some("M")), "scores"),
+    ] {
         let config = with_signature("dynamic_batching { }", &signature).unwrap();
-        assert_eq!((config.max_batch_size, config.metadata(&[]).outputs[1].shape.clone()), (0, vec![-1, 10]));
+        assert_eq!(
+            (config.max_batch_size, config.metadata(&[]).outputs[1].shape.clone()),
+            (0, vec![-1, 10])
+        );
         let expected = format!(
-            "requests are not batched: the first dimension of 'image' is named 'N' and that of '{other}' 'M', so that their \
-             sizes may differ; if both are the batch, set 'max_batch_size'"
+            "requests are not batched: the first dimension of 'image' is named 'N' and that of \
+             '{other}' 'M', so that their sizes may differ; if both are the batch, set \
+             'max_batch_size'"
         );
         assert_eq!(config.warnings, [expected]);
         let config = with_signature("max_batch_size: 8", &signature).unwrap();
-        assert_eq!((config.max_batch_size, config.warnings.len()), (8, 0), "an explicit size holds");
+        assert_eq!(
+            (config.max_batch_size, config.warnings.len()),
+            (8, 0),
+            "an explicit size holds"
+        );
     }
 }
 
@@ -186,38 +223,43 @@ fn a_contradicted_configuration_is_refused() {
         (
             "input { name: 'image' data_type: TYPE_INT32 dims: [64] }",
             &digits(),
-            "unable to load model 'digits', configuration expects datatype TYPE_INT32 for input 'image', model provides TYPE_FP32",
+            "unable to load model 'digits', configuration expects datatype TYPE_INT32 for input \
+             'image', model provides TYPE_FP32",
         ),
         (
             "max_batch_size: 2 input { name: 'image' dims: [63] }",
             &digits(),
-            "model 'digits', tensor 'image': the model expects 2 dimensions (shape [-1,64]) but the model configuration specifies \
-             2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making \
-             complete shape [-1,63])",
+            "model 'digits', tensor 'image': the model expects 2 dimensions (shape [-1,64]) but \
+             the model configuration specifies 2 dimensions (an initial batch dimension because \
+             max_batch_size > 0 followed by the explicit tensor shape, making complete shape \
+             [-1,63])",
         ),
         (
             "input { name: 'image' dims: [1,1,64] }",
             &digits(),
-            "model 'digits', tensor 'image': the model expects 2 dimensions (shape [-1,64]) but the model configuration specifies \
-             3 dimensions (shape [1,1,64])",
+            "model 'digits', tensor 'image': the model expects 2 dimensions (shape [-1,64]) but \
+             the model configuration specifies 3 dimensions (shape [1,1,64])",
         ),
         (
             "output { name: 'score' }",
             &digits(),
-            "unexpected inference output 'score' for model 'digits', allowed outputs are: label, scores",
+            "unexpected inference output 'score' for model 'digits', allowed outputs are: label, \
+             scores",
         ),
         (
             "max_batch_size: 2",
             &fixed,
-            "autofill failed for model 'digits': model does not support batching while non-zero max_batch_size is specified: \
-             tensor 'image' has shape [1,64], its first dimension is not variable",
+            "autofill failed for model 'digits': model does not support batching while non-zero \
+             max_batch_size is specified: tensor 'image' has shape [1,64], its first dimension is \
+             not variable",
         ),
     ] {
         assert_eq!(with_signature(source, signature).unwrap_err(), expected, "{source}");
     }
     let mut two = digits();
     two.inputs.push(tensor("mask", DataType::Fp32, &[-1, 1]));
-    let expected = "unable to load model 'digits', configuration expects 1 inputs, model provides 2: input 'mask' is not configured";
+    let expected = "unable to load model 'digits', configuration expects 1 inputs, model provides \
+                    2: input 'mask' is not configured";
     assert_eq!(with_signature("input { name: 'image' }", &two).unwrap_err(), expected);
 }
 
@@ -225,10 +267,13 @@ fn a_contradicted_configuration_is_refused() {
 fn backends_and_platforms_are_matched() {
     let check = |source: &str, files: &[&str], backends: &[&str]| {
         let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
-        let completion = Completion { directory: "m", files: &files, backends, ..Completion::default() };
+        let completion =
+            Completion { directory: "m", files: &files, backends, ..Completion::default() };
         let source = format!("{source} {}", IDENTITY.replace("backend: \"builtin\"", ""));
         let config = Draft::from_text(&source, "f").unwrap().complete(&completion);
-        config.map(|config| format!("{}|{}|{}", config.backend, config.platform, config.default_model_filename))
+        config.map(|config| {
+            format!("{}|{}|{}", config.backend, config.platform, config.default_model_filename)
+        })
     };
     for (source, files, backends, expected) in [
         ("backend: 'onnxruntime'", &[][..], &[][..], "onnxruntime|onnxruntime_onnx|model.onnx"),
@@ -237,7 +282,12 @@ fn backends_and_platforms_are_matched() {
         ("", &["model.py"], &[], "python||model.py"),
         ("", &["model.json", "model.py", "model.pkl"], &[], "python||model.py"),
         ("", &["model.pt2"], &[], "pytorch|pytorch_libtorch|model.pt2"),
-        ("platform: 'pytorch_libtorch'", &["model.pt2", "model.py"], &[], "pytorch|pytorch_libtorch|model.pt2"),
+        (
+            "platform: 'pytorch_libtorch'",
+            &["model.pt2", "model.py"],
+            &[],
+            "pytorch|pytorch_libtorch|model.pt2",
+        ),
         ("", &["model.pkl"], &[], "sklearn||model.pkl"),
         ("backend: 'sklearn'", &["model.pkl", "model.joblib"], &[], "sklearn||model.joblib"),
         ("", &["model.ubj"], &[], "xgboost||model.ubj"),
@@ -268,7 +318,10 @@ fn backends_and_platforms_are_matched() {
             "",
             &["weights.bin"],
             &[],
-            "must specify 'platform' or 'backend' for 'm': its version directories hold no archive (.mar) and none of model.onnx, model.ort, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form NAME.BACKEND",
+            "must specify 'platform' or 'backend' for 'm': its version directories hold no \
+             archive (.mar) and none of model.onnx, model.ort, model.pt, model.pt2, model.py, \
+             model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form \
+             NAME.BACKEND",
         ),
     ] {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());
@@ -281,10 +334,17 @@ fn an_archive_of_torchserve_may_have_any_name() {
     let backend = |files: &[&str]| {
         let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
         let completion = Completion { directory: "m", files: &files, ..Completion::default() };
-        Draft::from_text("", "f").unwrap().resolve(&completion).map(|draft| draft.backend().to_owned())
+        Draft::from_text("", "f")
+            .unwrap()
+            .resolve(&completion)
+            .map(|draft| draft.backend().to_owned())
     };
     assert_eq!(backend(&["mnist.mar"]).unwrap(), "torchserve");
-    assert_eq!(backend(&["mnist.mar", "model.py"]).unwrap(), "python", "other model files take precedence");
+    assert_eq!(
+        backend(&["mnist.mar", "model.py"]).unwrap(),
+        "python",
+        "other model files take precedence"
+    );
     assert!(backend(&["mnist.tar"]).is_err());
 }
 
@@ -300,19 +360,30 @@ fn schedulers_that_cannot_work_are_refused() {
             format!("{io} name: 'other'"),
             "unexpected directory name 'm' for model 'other', directory name must equal model name",
         ),
-        (format!("{io} max_batch_size: -1"), "'max_batch_size' must be non-negative value for m: -1 is given"),
+        (
+            format!("{io} max_batch_size: -1"),
+            "'max_batch_size' must be non-negative value for m: -1 is given",
+        ),
         (
             dynamic("preferred_batch_size: [8]"),
-            "dynamic batching preferred size must be <= max batch size for m: 8 is given, the maximum is 4",
+            "dynamic batching preferred size must be <= max batch size for m: 8 is given, the \
+             maximum is 4",
         ),
-        (dynamic("preferred_batch_size: [0]"), "dynamic batching preferred size must be positive for m: 0 is given"),
+        (
+            dynamic("preferred_batch_size: [0]"),
+            "dynamic batching preferred size must be positive for m: 0 is given",
+        ),
         (
             format!("{io} dynamic_batching {{ preferred_batch_size: [2] }}"),
-            "dynamic batching preferred size must be <= max batch size for m: 2 is given, the maximum is 0",
+            "dynamic batching preferred size must be <= max batch size for m: 2 is given, the \
+             maximum is 0",
         ),
         (dynamic("priority_levels: 2"), "default priority level must be in range [1, 2] for m"),
         (
-            dynamic("priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 5 value {} }"),
+            dynamic(
+                "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 5 \
+                 value {} }",
+            ),
             "priority queue policy must have priority level in range [1, 2] for m",
         ),
         (
@@ -321,7 +392,8 @@ fn schedulers_that_cannot_work_are_refused() {
         ),
         (
             dynamic("preserve_ordering: true default_queue_policy { timeout_action: DELAY }"),
-            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true \
+             for m",
         ),
     ] {
         let source = format!("backend: 'builtin' {source}");
@@ -334,9 +406,13 @@ fn schedulers_that_cannot_work_are_refused() {
 fn tensors_that_cannot_work_are_refused() {
     let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
     let output = "output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
-    let with_input = |rest: &str| format!("{output} input {{ name: 'INPUT0' data_type: TYPE_INT32 {rest} }}");
+    let with_input =
+        |rest: &str| format!("{output} input {{ name: 'INPUT0' data_type: TYPE_INT32 {rest} }}");
     for (source, expected) in [
-        (format!("{output} input {{ data_type: TYPE_INT32 dims: [1] }}"), "model input must specify 'name' for m"),
+        (
+            format!("{output} input {{ data_type: TYPE_INT32 dims: [1] }}"),
+            "model input must specify 'name' for m",
+        ),
         (
             format!("{output} input {{ name: 'INPUT0' dims: [1] }}"),
             "model input 'INPUT0' must specify 'data_type' for m",
@@ -344,11 +420,13 @@ fn tensors_that_cannot_work_are_refused() {
         (with_input(""), "model input 'INPUT0' must specify 'dims' for m"),
         (
             with_input("dims: [0]"),
-            "model input 'INPUT0' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m: [0] is given",
+            "model input 'INPUT0' dimension must be integer >= 1, or -1 to indicate a \
+             variable-size dimension for m: [0] is given",
         ),
         (
             format!("{input} output {{ name: 'O' data_type: TYPE_INT32 dims: [-2] }}"),
-            "model output 'O' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m: [-2] is given",
+            "model output 'O' dimension must be integer >= 1, or -1 to indicate a variable-size \
+             dimension for m: [-2] is given",
         ),
         (
             with_input("dims: [16] reshape { shape: [3,5] }"),
@@ -364,13 +442,18 @@ fn tensors_that_cannot_work_are_refused() {
         ),
         (
             with_input("dims: [-1,-1] reshape { shape: [-1] }"),
-            "model input 'INPUT0' has different number of variable-size dimensions for dims and reshape for m",
+            "model input 'INPUT0' has different number of variable-size dimensions for dims and \
+             reshape for m",
         ),
         (
             with_input("dims: [1] reshape { shape: [] }"),
-            "model input 'INPUT0' cannot have empty reshape for non-batching model as scalar tensors are not supported for m",
+            "model input 'INPUT0' cannot have empty reshape for non-batching model as scalar \
+             tensors are not supported for m",
         ),
-        (with_input("dims: [16] format: FORMAT_NCHW"), "model input NHWC/NCHW require 3 dims for m"),
+        (
+            with_input("dims: [16] format: FORMAT_NCHW"),
+            "model input NHWC/NCHW require 3 dims for m",
+        ),
     ] {
         let source = format!("backend: 'builtin' {source}");
         assert_eq!(complete("m", &source).unwrap_err(), expected, "{source}");
@@ -385,14 +468,17 @@ fn contradictory_settings_are_refused() {
     let io = format!("{input} {output}");
     for (source, expected) in [
         (
-            format!("{io} response_cache {{ enable: true }} model_transaction_policy {{ decoupled: true }}"),
-            "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response \
-             cache.",
+            format!(
+                "{io} response_cache {{ enable: true }} model_transaction_policy {{ decoupled: \
+                 true }}"
+            ),
+            "Response Cache does not currently support model m with 'decoupled' transaction \
+             policy. Please disable the response cache.",
         ),
         (
             format!("{io} response_cache {{ enable: true }} sequence_batching {{ }}"),
-            "Response Cache does not currently support model m with sequence batching scheduler. Please disable the response \
-             cache.",
+            "Response Cache does not currently support model m with sequence batching scheduler. \
+             Please disable the response cache.",
         ),
         (
             format!("{io} instance_group {{ kind: KIND_CPU gpus: [0] }}"),
@@ -405,19 +491,24 @@ fn contradictory_settings_are_refused() {
         (format!("{io} {input}"), "model input 'INPUT0' is listed twice for m"),
         (
             output.to_owned(),
-            "must specify at least one 'input' for 'm': the configuration has none and the model file gives none",
+            "must specify at least one 'input' for 'm': the configuration has none and the model \
+             file gives none",
         ),
         (
             format!("{io} instance_group {{ count: 5000 }}"),
             "instance group m_0 of model m has count 5000, allowed: 1 to 4096",
         ),
         (
-            format!("{io} instance_group {{ name: 'g' rate_limiter {{ resources [ {{ count: 1 }} ] }} }}"),
+            format!(
+                "{io} instance_group {{ name: 'g' rate_limiter {{ resources [ {{ count: 1 }} ] }} \
+                 }}"
+            ),
             "instance group g of model m has a rate limiter resource without a name",
         ),
         (
             format!("{io} default_model_filename: '../../etc/passwd'"),
-            "'default_model_filename' must stay in the version directory for m, got '../../etc/passwd'",
+            "'default_model_filename' must stay in the version directory for m, got \
+             '../../etc/passwd'",
         ),
         (
             format!("{io} version_policy {{ specific {{ versions: [1, -1] }} }}"),
@@ -431,25 +522,34 @@ fn contradictory_settings_are_refused() {
 
 #[test]
 fn invalid_ensembles_are_refused() {
-    let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { name: 'b' data_type: TYPE_INT32 dims: [1] }";
-    let step = "step { model_name: 'simple' model_version: -1 input_map { key: 'x' value: 'a' } output_map { key: 'y' value: 'b' } }";
+    let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { \
+              name: 'b' data_type: TYPE_INT32 dims: [1] }";
+    let step = "step { model_name: 'simple' model_version: -1 input_map { key: 'x' value: 'a' } \
+                output_map { key: 'y' value: 'b' } }";
     let good = format!("{io} ensemble_scheduling {{ {step} }}");
-    let Scheduling::Ensemble { steps, .. } = config("e", &good).scheduling else { panic!("no ensemble") };
+    let Scheduling::Ensemble { steps, .. } = config("e", &good).scheduling else {
+        panic!("no ensemble")
+    };
     assert_eq!((&*steps[0].model_name, steps[0].model_version), ("simple", None));
     assert!(config("e", &good).instance_groups.is_empty());
     let seventh = good.replace("model_version: -1", "model_version: 7");
-    let Scheduling::Ensemble { steps, .. } = config("e", &seventh).scheduling else { panic!("no ensemble") };
+    let Scheduling::Ensemble { steps, .. } = config("e", &seventh).scheduling else {
+        panic!("no ensemble")
+    };
     assert_eq!(steps[0].model_version, Some(7));
     for version in ["0", "-2"] {
         let expected = format!(
-            "ensemble 'e' depends on 'simple' whose required version {version} is not loaded: 'model_version' of a step is 1 \
-             or greater, or -1 for the latest"
+            "ensemble 'e' depends on 'simple' whose required version {version} is not loaded: \
+             'model_version' of a step is 1 or greater, or -1 for the latest"
         );
         let source = good.replace("model_version: -1", &format!("model_version: {version}"));
         assert_eq!(complete("e", &source).unwrap_err(), expected);
     }
     for (source, expected) in [
-        (io.to_owned(), "ensemble scheduling must be set for ensemble e whose platform is ensemble"),
+        (
+            io.to_owned(),
+            "ensemble scheduling must be set for ensemble e whose platform is ensemble",
+        ),
         (format!("{io} ensemble_scheduling {{ }}"), "must specify 'step' for ensemble 'e'"),
         (
             format!("{good} instance_group {{ kind: KIND_CPU }}"),
@@ -475,17 +575,24 @@ fn invalid_ensembles_are_refused() {
 /// Triton accepts all of these silently.
 #[test]
 fn probably_unintended_settings_are_accepted_with_a_warning() {
-    let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { name: 'b' data_type: TYPE_INT32 dims: [1] }";
-    let maps = "output_map { key: 'y' value: 'b' } input_map { key: 'x' value: 'c' } input_map { key: 'x' value: 'a' }";
-    let step = |more: &str| format!("step {{ model_name: 'simple' model_version: -1 {maps} {more} }}");
+    let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { \
+              name: 'b' data_type: TYPE_INT32 dims: [1] }";
+    let maps = "output_map { key: 'y' value: 'b' } input_map { key: 'x' value: 'c' } input_map { \
+                key: 'x' value: 'a' }";
+    let step =
+        |more: &str| format!("step {{ model_name: 'simple' model_version: -1 {maps} {more} }}");
     let ensemble = |more: &str| format!("{io}\nensemble_scheduling {{ {} }}", step(more));
     let twice = config("e", &ensemble(""));
-    assert_eq!(twice.warnings, ["config.pbtxt:2:148: 'input_map' has the key 'x' twice; the last one counts"]);
+    assert_eq!(
+        twice.warnings,
+        ["config.pbtxt:2:148: 'input_map' has the key 'x' twice; the last one counts"]
+    );
     let Scheduling::Ensemble { steps, .. } = &twice.scheduling else { panic!("no ensemble") };
     assert_eq!(steps[0].input_map["x"], "a");
     let decoupled = config("e", &(ensemble("") + " model_transaction_policy { decoupled: true }"));
     assert_eq!(decoupled.with_decoupled(true).unwrap().warnings.len(), 1);
-    let expected = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
+    let expected = "'model_transaction_policy' says that it is decoupled, but none of its members \
+                    is: it answers once";
     assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], expected);
     assert_eq!(twice.with_decoupled(false).unwrap().warnings.len(), 1);
 }

@@ -36,7 +36,8 @@ output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
 "#;
 
 fn complete(name: &str, source: &str) -> Result<ModelConfig, String> {
-    let completion = Completion { directory: name, default_max_batch_size: 4, ..Completion::default() };
+    let completion =
+        Completion { directory: name, default_max_batch_size: 4, ..Completion::default() };
     let draft = Draft::from_text(source, "config.pbtxt").map_err(|error| error.to_string())?;
     draft.complete(&completion).map_err(|error| error.to_string())
 }

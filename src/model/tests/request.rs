@@ -33,7 +33,8 @@ fn request(inputs: Vec<InferInput>) -> InferRequest {
     InferRequest { inputs, ..InferRequest::default() }
 }
 
-/// Checks an error text. `expected` is without the prefix of errors of parsed requests; a leading `!` means no prefix.
+/// Checks an error text. `expected` is without the prefix of errors of parsed requests; a leading
+/// `!` means no prefix.
 fn refused(config: &ModelConfig, mut request: InferRequest, expected: &str) {
     let error = config.check(&mut request).expect_err(expected);
     let expected = match expected.strip_prefix('!') {
@@ -44,9 +45,11 @@ fn refused(config: &ModelConfig, mut request: InferRequest, expected: &str) {
     assert_eq!((error.code, error.reason), (ErrorCode::InvalidArg, Reason::Invalid));
 }
 
-const NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended \
-                    to each input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting \
-                    max_batch_size to zero. See the model configuration docs for more info on max_batch_size.";
+const NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch \
+                    dimension to be prepended to each input shape. If you want to specify the \
+                    full shape including the batch dim in your input dims config, try setting \
+                    max_batch_size to zero. See the model configuration docs for more info on \
+                    max_batch_size.";
 
 #[test]
 fn a_valid_request_passes_and_its_inputs_are_sorted() {
@@ -58,9 +61,13 @@ fn a_valid_request_passes_and_its_inputs_are_sorted() {
     assert_eq!(names, ["INPUT0", "INPUT1"]);
     let identity = config("identity", IDENTITY);
     let mut good = request(vec![strings("INPUT0", &[2], &["a", ""])]);
-    good.outputs = vec![RequestedOutput { name: "OUTPUT0".to_owned(), ..RequestedOutput::default() }];
+    good.outputs =
+        vec![RequestedOutput { name: "OUTPUT0".to_owned(), ..RequestedOutput::default() }];
     assert_eq!(identity.check(&mut good).unwrap().batch_size, 1);
-    assert_eq!(identity.check(&mut request(vec![strings("INPUT0", &[0], &[])])).unwrap().batch_size, 1);
+    assert_eq!(
+        identity.check(&mut request(vec![strings("INPUT0", &[0], &[])])).unwrap().batch_size,
+        1
+    );
 }
 
 /// Error texts of a real Triton for the same requests.
@@ -73,33 +80,42 @@ fn wrong_inputs_are_refused() {
     for (inputs, expected) in [
         (
             vec![a()],
-            "expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) ['INPUT0'], but missing required input(s) \
-             ['INPUT1']. Please provide all required input(s).",
+            "expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) ['INPUT0'], but \
+             missing required input(s) ['INPUT1']. Please provide all required input(s).",
         ),
         (
             vec![],
-            "expected 2 inputs but got 0 inputs for model 'simple'. Got input(s) [], but missing required input(s) \
-             ['INPUT0','INPUT1']. Please provide all required input(s).",
+            "expected 2 inputs but got 0 inputs for model 'simple'. Got input(s) [], but missing \
+             required input(s) ['INPUT0','INPUT1']. Please provide all required input(s).",
         ),
         (
             vec![a(), b(), int32("FOO", &[1])],
-            "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) ['INPUT0','INPUT1','FOO'], but missing required \
-             input(s) []. Please provide all required input(s).",
+            "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) \
+             ['INPUT0','INPUT1','FOO'], but missing required input(s) []. Please provide all \
+             required input(s).",
         ),
         (
             vec![a(), int32("FOO", &[1, 1])],
-            "!unexpected inference input 'FOO' for model 'simple', allowed inputs are: INPUT0, INPUT1",
+            "!unexpected inference input 'FOO' for model 'simple', allowed inputs are: INPUT0, \
+             INPUT1",
         ),
         (vec![a(), a()], "input 'INPUT0' already exists in request"),
         (
             vec![int32("INPUT0", &[1, 8]), b()],
-            &*format!("unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]. {NOTE}"),
+            &*format!(
+                "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got \
+                 [1,8]. {NOTE}"
+            ),
         ),
         (
             vec![input("INPUT0", DataType::Int32, &[1, -1], vec![0; 64]), b()],
-            "All input dimensions should be specified for input 'INPUT0' for model 'simple', got [1,-1]",
+            "All input dimensions should be specified for input 'INPUT0' for model 'simple', got \
+             [1,-1]",
         ),
-        (vec![int32("INPUT0", &[8]), b()], "input 'INPUT0' batch size does not match other inputs for 'simple'"),
+        (
+            vec![int32("INPUT0", &[8]), b()],
+            "input 'INPUT0' batch size does not match other inputs for 'simple'",
+        ),
         (
             vec![int32("INPUT0", &[]), b()],
             "input 'INPUT0' has no shape but model requires batch dimension for 'simple'",
@@ -110,8 +126,8 @@ fn wrong_inputs_are_refused() {
         ),
         (
             vec![int32("INPUT0", &[16, 1]), int32("INPUT1", &[16, 1])],
-            "inference request batch-size must be <= 8 for 'simple': send fewer rows in a request, or raise max_batch_size in \
-             the model's config.pbtxt",
+            "inference request batch-size must be <= 8 for 'simple': send fewer rows in a \
+             request, or raise max_batch_size in the model's config.pbtxt",
         ),
         (
             vec![input("INPUT0", DataType::Int64, &[1, 16], vec![0; 128]), b()],
@@ -123,11 +139,15 @@ fn wrong_inputs_are_refused() {
         ),
         (
             vec![int32("INPUT0", &[1, 2]), int32("INPUT1", &[1, 3])],
-            &*format!("unexpected shape for input 'INPUT1' for model 'simple'. Expected [-1,16], got [1,3]. {NOTE}"),
+            &*format!(
+                "unexpected shape for input 'INPUT1' for model 'simple'. Expected [-1,16], got \
+                 [1,3]. {NOTE}"
+            ),
         ),
         (
             vec![a(), input("INPUT1", DataType::Int32, &[-1, 16], vec![])],
-            "All input dimensions should be specified for input 'INPUT1' for model 'simple', got [-1,16]",
+            "All input dimensions should be specified for input 'INPUT1' for model 'simple', got \
+             [-1,16]",
         ),
         (
             vec![
@@ -155,8 +175,10 @@ fn wrong_outputs_are_refused_before_inputs() {
         (&["OUTPUT0", "OUTPUT0"], "output 'OUTPUT0' already exists in request"),
     ] {
         let mut wrong = request(vec![]);
-        wrong.outputs =
-            names.iter().map(|name| RequestedOutput { name: name.to_string(), ..RequestedOutput::default() }).collect();
+        wrong.outputs = names
+            .iter()
+            .map(|name| RequestedOutput { name: name.to_string(), ..RequestedOutput::default() })
+            .collect();
         refused(&simple, wrong, expected);
     }
 }
@@ -165,37 +187,58 @@ fn wrong_outputs_are_refused_before_inputs() {
 #[test]
 fn the_framing_of_strings_is_checked() {
     let identity = config("ident", IDENTITY);
-    let indicator =
-        "incomplete string length indicator for inference input 'INPUT0' for model 'ident', expecting 4 bytes but only";
+    let indicator = "incomplete string length indicator for inference input 'INPUT0' for model \
+                     'ident', expecting 4 bytes but only";
     let buffer = "bytes available. Please make sure the string length indicator is in one buffer.";
     for (shape, data, expected) in [
         (&[2][..], &b"\x01\0\0\0a\x01\0"[..], &*format!("{indicator} 2 {buffer}")),
-        (&[2], b"\x01\0\0\0a", "expected 2 string elements for inference input 'INPUT0' for model 'ident', got 1"),
+        (
+            &[2],
+            b"\x01\0\0\0a",
+            "expected 2 string elements for inference input 'INPUT0' for model 'ident', got 1",
+        ),
         (
             &[1],
             b"\x01\0\0\0a\x01\0\0\0b",
-            "unexpected number of string elements 2 for inference input 'INPUT0' for model 'ident', expecting 1",
+            "unexpected number of string elements 2 for inference input 'INPUT0' for model \
+             'ident', expecting 1",
         ),
         (
             &[1],
             b"\x05\0\0\0ab",
-            "!incomplete string data for inference input 'INPUT0', expecting string of length 5 but only 2 bytes available",
+            "!incomplete string data for inference input 'INPUT0', expecting string of length 5 \
+             but only 2 bytes available",
         ),
         (
             &[1],
             b"\xff\xff\xff\xffab",
-            "!incomplete string data for inference input 'INPUT0', expecting string of length 4294967295 but only 2 bytes available",
+            "!incomplete string data for inference input 'INPUT0', expecting string of length \
+             4294967295 but only 2 bytes available",
         ),
         (&[1], b"\x01\0\0\0ab", &*format!("{indicator} 1 {buffer}")),
-        (&[2, 2], b"", "unexpected shape for input 'INPUT0' for model 'ident'. Expected [-1], got [2,2]. "),
-        (&[-3], b"", "All input dimensions should be specified for input 'INPUT0' for model 'ident', got [-3]"),
+        (
+            &[2, 2],
+            b"",
+            "unexpected shape for input 'INPUT0' for model 'ident'. Expected [-1], got [2,2]. ",
+        ),
+        (
+            &[-3],
+            b"",
+            "All input dimensions should be specified for input 'INPUT0' for model 'ident', got \
+             [-3]",
+        ),
         (
             &[i64::MAX],
             b"",
-            "expected 9223372036854775807 string elements for inference input 'INPUT0' for model 'ident', got 0",
+            "expected 9223372036854775807 string elements for inference input 'INPUT0' for model \
+             'ident', got 0",
         ),
     ] {
-        refused(&identity, request(vec![input("INPUT0", DataType::Bytes, shape, data.to_vec())]), expected);
+        refused(
+            &identity,
+            request(vec![input("INPUT0", DataType::Bytes, shape, data.to_vec())]),
+            expected,
+        );
     }
 }
 
@@ -203,8 +246,8 @@ fn the_framing_of_strings_is_checked() {
 fn sizes_do_not_overflow() {
     let wide = config("m", &SIMPLE.replace("[ 16 ]", "[ -1, -1 ]"));
     let huge = || vec![int32("INPUT0", &[2, i64::MAX, 2]), int32("INPUT1", &[2, 1, 1])];
-    let expected = "shape [2,9223372036854775807,2] for input 'INPUT0' for model 'm' causes total element count to exceed maximum \
-                    size of 9223372036854775807";
+    let expected = "shape [2,9223372036854775807,2] for input 'INPUT0' for model 'm' causes total \
+                    element count to exceed maximum size of 9223372036854775807";
     refused(&wide, request(huge()), expected);
 }
 
@@ -212,7 +255,10 @@ fn sizes_do_not_overflow() {
 fn errors_name_some_of_many_inputs() {
     let many = (0..10_000).map(|number| int32(&format!("X{number}"), &[1, 16])).collect();
     let error = config("simple", SIMPLE).check(&mut request(many)).unwrap_err();
-    assert!(error.message.contains("but got 10000 inputs") && error.message.contains(",'X63',...]"), "{error}");
+    assert!(
+        error.message.contains("but got 10000 inputs") && error.message.contains(",'X63',...]"),
+        "{error}"
+    );
     assert!(error.message.len() < 1000, "{error}");
 }
 
@@ -229,8 +275,10 @@ fn optional_inputs_may_be_omitted() {
     for (i, one) in keys.iter().enumerate() {
         assert!(!keys[..i].contains(one), "different sets of inputs do not share a batch");
     }
-    let optional = config("m", &SIMPLE.replace("{ name: \"INPUT1\"", "{ optional: true name: \"INPUT1\""));
-    let rest = "for model 'm'. Got input(s) ['INPUT1'], but missing required input(s) ['INPUT0']. Please provide all required input(s).";
+    let optional =
+        config("m", &SIMPLE.replace("{ name: \"INPUT1\"", "{ optional: true name: \"INPUT1\""));
+    let rest = "for model 'm'. Got input(s) ['INPUT1'], but missing required input(s) ['INPUT0']. \
+                Please provide all required input(s).";
     let expected = format!("expected number of inputs between 1 and 2 but got 1 inputs {rest}");
     refused(&optional, request(vec![int32("INPUT1", &[1, 16])]), &expected);
 }
@@ -271,7 +319,10 @@ fn raw_bodies_become_the_one_input() {
         let io = format!("data_type: {datatype} dims: {dims}");
         config(
             "m",
-            &format!("backend: 'builtin' max_batch_size: {max} input {{ name: 'I' {io} }} output {{ name: 'O' {io} }}"),
+            &format!(
+                "backend: 'builtin' max_batch_size: {max} input {{ name: 'I' {io} }} output {{ \
+                 name: 'O' {io} }}"
+            ),
         )
     };
     let raw = |body: &'static [u8]| InferRequest {
@@ -295,7 +346,8 @@ fn raw_bodies_become_the_one_input() {
         (
             config("simple", SIMPLE),
             &b"abcd"[..],
-            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'simple' model configuration",
+            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in \
+             'simple' model configuration",
         ),
         (
             config("ident", IDENTITY),
@@ -305,7 +357,8 @@ fn raw_bodies_become_the_one_input() {
         (
             model(0, "TYPE_INT32", "[-1,-1]"),
             b"abcd",
-            "The shape of the raw input 'I' can not be deduced because there are more than one variable-sized dimension",
+            "The shape of the raw input 'I' can not be deduced because there are more than one \
+             variable-sized dimension",
         ),
         (
             model(2, "TYPE_FP32", "[-1]"),
@@ -324,12 +377,17 @@ fn raw_bodies_become_the_one_input() {
 
 #[test]
 fn the_clients_order_of_inputs_is_kept() {
-    let source = "backend: 'b' input [ { name: 'A' data_type: TYPE_INT8 dims: [1] }, { name: 'B' data_type: TYPE_INT8 dims: [1] optional: \
-        true }, { name: 'Z' data_type: TYPE_INT8 dims: [1] } ] output { name: 'O' data_type: TYPE_INT8 dims: [1] }";
+    let source = "backend: 'b' input [ { name: 'A' data_type: TYPE_INT8 dims: [1] }, { name: 'B' \
+                  data_type: TYPE_INT8 dims: [1] optional: true }, { name: 'Z' data_type: \
+                  TYPE_INT8 dims: [1] } ] output { name: 'O' data_type: TYPE_INT8 dims: [1] }";
     let model = config("m", source);
-    for (given, expected) in [("ABZ", &[][..]), ("AZ", &[]), ("ZAB", &[2, 0, 1]), ("ZA", &[2, 0]), ("BAZ", &[1, 0, 2])]
+    for (given, expected) in
+        [("ABZ", &[][..]), ("AZ", &[]), ("ZAB", &[2, 0, 1]), ("ZA", &[2, 0]), ("BAZ", &[1, 0, 2])]
     {
-        let inputs = given.chars().map(|name| input(&name.to_string(), DataType::Int8, &[1], vec![0])).collect();
+        let inputs = given
+            .chars()
+            .map(|name| input(&name.to_string(), DataType::Int8, &[1], vec![0]))
+            .collect();
         let mut request = request(inputs);
         model.check(&mut request).unwrap();
         assert_eq!(request.input_order, expected, "{given}");
@@ -341,7 +399,8 @@ fn the_clients_order_of_inputs_is_kept() {
 }
 
 proptest! {
-    /// An accepted request is consistent: sizes match shapes, and inputs are in the order of the configuration.
+    /// An accepted request is consistent: sizes match shapes, and inputs are in the order of the
+    /// configuration.
     #[test]
     fn accepted_requests_are_consistent(
         shapes in prop::collection::vec(prop::collection::vec(-2i64..20, 0..4), 0..4),

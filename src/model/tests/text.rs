@@ -27,9 +27,10 @@ fn all_notations_are_equivalent() {
            input [ < name: "a" data_type: 11 dims: [ 3, -1 ] > ]
            parameters [ { key: "k" value: { string_value: "one" ' ' "two" } } ]
            metric_tags { value: "y" key: "x" } response_cache < enable: 1 >"#,
-        "\u{feff}name: \"\\x6d\"\r\nmax_batch_size: 04\r\ninput: { dims: [] dims: [3] dims: [-1] data_type: TYPE_FP32 name: \"a\" }\r\n\
-         parameters { value { string_value: \"one \\164wo\" } key: \"k\" } metric_tags { key: \"x\" value: \"z\" } \
-         metric_tags { key: \"x\" value: \"y\" } response_cache { enable: t }",
+        "\u{feff}name: \"\\x6d\"\r\nmax_batch_size: 04\r\ninput: { dims: [] dims: [3] dims: [-1] \
+         data_type: TYPE_FP32 name: \"a\" }\r\nparameters { value { string_value: \"one \\164wo\" \
+         } key: \"k\" } metric_tags { key: \"x\" value: \"z\" } metric_tags { key: \"x\" value: \
+         \"y\" } response_cache { enable: t }",
     ] {
         assert_eq!(parsed(same), plain, "{same}");
     }
@@ -40,52 +41,78 @@ fn floats_and_groups_are_read() {
     let config = parsed(
         "sequence_batching { direct { minimum_slot_utilization: .5 } control_input [ { name: 'S' \
          control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, -1.5e1f ] } ] } ] } \
-         model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [ 1, inf ] } } }",
+         model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { \
+         buckets: [ 1, inf ] } } }",
     );
-    let Some(proto::model_config::SchedulingChoice::SequenceBatching(sequence)) = config.scheduling_choice else {
+    let Some(proto::model_config::SchedulingChoice::SequenceBatching(sequence)) =
+        config.scheduling_choice
+    else {
         panic!("no sequence batching")
     };
     assert_eq!(sequence.control_input[0].control[0].fp32_false_true, [0.0, -15.0]);
-    let direct = proto::model_sequence_batching::StrategyDirect { minimum_slot_utilization: 0.5, ..Default::default() };
-    assert_eq!(sequence.strategy_choice, Some(proto::model_sequence_batching::StrategyChoice::Direct(direct)));
+    let direct = proto::model_sequence_batching::StrategyDirect {
+        minimum_slot_utilization: 0.5,
+        ..Default::default()
+    };
+    assert_eq!(
+        sequence.strategy_choice,
+        Some(proto::model_sequence_batching::StrategyChoice::Direct(direct))
+    );
     assert!(format!("{:?}", config.model_metrics).contains("[1.0, inf]"));
 }
 
 #[test]
 fn errors_have_position_cause_and_allowed_values() {
-    let fields = "allowed: backend, batch_input, batch_output, cc_model_filenames, default_model_filename, dynamic_batching, \
-                  ensemble_scheduling, input, instance_group, max_batch_size, metric_tags, model_metrics, model_operations, \
-                  model_repository_agents, model_transaction_policy, model_warmup, name, optimization, output, parameters, \
-                  platform, response_cache, runtime, sequence_batching, version_policy";
+    let fields = "allowed: backend, batch_input, batch_output, cc_model_filenames, \
+                  default_model_filename, dynamic_batching, ensemble_scheduling, input, \
+                  instance_group, max_batch_size, metric_tags, model_metrics, model_operations, \
+                  model_repository_agents, model_transaction_policy, model_warmup, name, \
+                  optimization, output, parameters, platform, response_cache, runtime, \
+                  sequence_batching, version_policy";
     for (source, expected) in [
         (
             "name: 'm'\n\n    max_batchsize: 3",
-            &*format!("3:5: 'max_batchsize' is not a field of ModelConfig; did you mean 'max_batch_size'? {fields}"),
+            &*format!(
+                "3:5: 'max_batchsize' is not a field of ModelConfig; did you mean \
+                 'max_batch_size'? {fields}"
+            ),
         ),
         ("zzzzzzzzz: 3", &*format!("1:1: 'zzzzzzzzz' is not a field of ModelConfig; {fields}")),
         (
             "instance_group [ { kind: KIND_CPUS } ]",
-            "1:26: 'KIND_CPUS' is not a value of ModelInstanceGroup.Kind; did you mean 'KIND_CPU'? allowed: KIND_AUTO, KIND_CPU, \
-             KIND_GPU, KIND_MODEL",
+            "1:26: 'KIND_CPUS' is not a value of ModelInstanceGroup.Kind; did you mean \
+             'KIND_CPU'? allowed: KIND_AUTO, KIND_CPU, KIND_GPU, KIND_MODEL",
         ),
         (
             "input { format: 7 }",
-            "1:17: '7' is not a value of ModelInput.Format; allowed: FORMAT_NCHW, FORMAT_NHWC, FORMAT_NONE",
+            "1:17: '7' is not a value of ModelInput.Format; allowed: FORMAT_NCHW, FORMAT_NHWC, \
+             FORMAT_NONE",
         ),
         (
             "max_batch_size: 3000000000",
-            "1:17: 3000000000 is out of range for 'max_batch_size' (int32: -2147483648 to 2147483647)",
+            "1:17: 3000000000 is out of range for 'max_batch_size' (int32: -2147483648 to \
+             2147483647)",
         ),
-        ("model_warmup { count: -1 }", "1:23: -1 is out of range for 'count' (uint32: 0 to 4294967295)"),
-        ("max_batch_size: 'x'", "1:17: expected an integer for 'max_batch_size', found the string \"x\""),
+        (
+            "model_warmup { count: -1 }",
+            "1:23: -1 is out of range for 'count' (uint32: 0 to 4294967295)",
+        ),
+        (
+            "max_batch_size: 'x'",
+            "1:17: expected an integer for 'max_batch_size', found the string \"x\"",
+        ),
         ("max_batch_size: 1.5", "1:17: expected an integer for 'max_batch_size', found '1.5'"),
         ("max_batch_size: 08", "1:17: expected an integer for 'max_batch_size', found '08'"),
         ("max_batch_size 8", "1:16: expected ':' after 'max_batch_size', found '8'"),
         ("max_batch_size: [8]", "1:17: 'max_batch_size' takes one value, not a list"),
-        ("max_batch_size: 8\nmax_batch_size: 8", "2:1: 'max_batch_size' is given twice; it may be given once"),
+        (
+            "max_batch_size: 8\nmax_batch_size: 8",
+            "2:1: 'max_batch_size' is given twice; it may be given once",
+        ),
         (
             "dynamic_batching { }\nsequence_batching { }",
-            "2:1: 'dynamic_batching' and 'sequence_batching' exclude each other: only one 'scheduling_choice' may be given",
+            "2:1: 'dynamic_batching' and 'sequence_batching' exclude each other: only one \
+             'scheduling_choice' may be given",
         ),
         ("name: 3", "1:7: expected a quoted string for 'name', found '3'"),
         ("name: '\\xff'", "1:7: this string is not valid UTF-8"),
@@ -93,7 +120,10 @@ fn errors_have_position_cause_and_allowed_values() {
         ("input { dims: [ 1 2 ] }", "1:19: expected ',' or ']', found '2'"),
         ("input {\n  name: 'a'\n", "3:1: expected a field name or '}', found the end of the file"),
         ("input: 3", "1:8: expected '{' to open 'input', found '3'"),
-        ("response_cache { enable: maybe }", "1:26: expected true or false for 'enable', found 'maybe'"),
+        (
+            "response_cache { enable: maybe }",
+            "1:26: expected true or false for 'enable', found 'maybe'",
+        ),
         ("}", "1:1: expected a field name, found '}'"),
         ("[x.y/inference.ModelConfig] { }", "1:1: expected a field name, found '['"),
         ("name: 'é' §", "1:11: unexpected character '§'"),
@@ -106,10 +136,15 @@ fn errors_have_position_cause_and_allowed_values() {
 #[test]
 fn json_accepts_both_naming_styles() {
     let json = r#"{"name":"m","maxBatchSize":"16","input":[{"name":"a","data_type":"TYPE_INT8","dims":["4",-1]}]}"#;
-    let text = r#"name: "m" max_batch_size: 16 input { name: "a" data_type: TYPE_INT8 dims: [4, -1] }"#;
+    let text =
+        r#"name: "m" max_batch_size: 16 input { name: "a" data_type: TYPE_INT8 dims: [4, -1] }"#;
     assert_eq!(Draft::from_json(json).unwrap().proto, parsed(text));
     for (json, expected) in [
-        ("{\"nam\":1}", "model configuration JSON:1:2: 'nam' is not a field of ModelConfig; did you mean 'name'?"),
+        (
+            "{\"nam\":1}",
+            "model configuration JSON:1:2: 'nam' is not a field of ModelConfig; did you mean \
+             'name'?",
+        ),
         ("{} x", "model configuration JSON:1:4: expected the end of the configuration, found 'x'"),
         ("", "model configuration JSON:1:1: expected '{', found the end of the configuration"),
     ] {
@@ -146,7 +181,10 @@ fn json_is_as_lenient_as_in_protobuf() {
             "optimization:{priority:2},optimization:{eager_batching:true}",
             "optimization { priority: PRIORITY_MIN eager_batching: true }",
         ),
-        ("sequence_batching:null,model_warmup:null,metric_tags:null,dynamic_batching:{}", "dynamic_batching {}"),
+        (
+            "sequence_batching:null,model_warmup:null,metric_tags:null,dynamic_batching:{}",
+            "dynamic_batching {}",
+        ),
         (
             "metric_tags:{_a9:\"\\u0069\\x\\n\\ud83d\\ude00\\'\n\"}",
             "metric_tags { key: '_a9' value: 'ix\\n\u{1f600}\\'\\n' }",
@@ -163,12 +201,16 @@ fn json_is_as_lenient_as_in_protobuf() {
 
 #[test]
 fn json_that_protobuf_refuses_is_refused() {
-    let cases = "max_batch_size:4,,|,max_batch_size:4|input:[,]|input:[{}{}]|max_batch_size:' 4'|max_batch_size:'4.0'|max_batch_size:4.5\
-        |max_batch_size:0x4|max_batch_size:+4|max_batch_size:04|max_batch_size:3000000000|max_batch_size:true|max_batch_size:NaN\
-        |max_batch_size:[4]|max_batch_size 4|max_batch_size=4|optimization:{eager_batching:1}|optimization:{eager_batching:True}\
-        |name:5|name:true|name:m|name:'m|name:'\\ud800'|name:'\\u12'|Max_Batch_Size:4|5:4|true:4|a-b:4|input:[{kind:FP32}]\
-        |input:{data_type:'FP32'}|input:{data_type:99}|input:[[{}]]|metric_tags:{a:'b',a:'c'}|dynamic_batching:{},sequence_batching:{}\
-        |dynamic_batching:7|metric_tags:[]|/* x */|name:|name:'a' name:'b'|max_batch_size:-|max_batch_size:1e|max_batch_size:1.e.2";
+    let cases = "max_batch_size:4,,|,max_batch_size:4|input:[,]|input:[{}{}]|max_batch_size:' \
+                 4'|max_batch_size:'4.0'|max_batch_size:4.5|max_batch_size:0x4|max_batch_size:\
+                 +4|max_batch_size:04|max_batch_size:3000000000|max_batch_size:\
+                 true|max_batch_size:NaN|max_batch_size:[4]|max_batch_size \
+                 4|max_batch_size=4|optimization:{eager_batching:1}|optimization:{eager_batching:\
+                 True}|name:5|name:true|name:m|name:'m|name:'\\ud800'|name:'\\u12'|Max_Batch_Size:\
+                 4|5:4|true:4|a-b:4|input:[{kind:FP32}]|input:{data_type:'FP32'}|input:{data_type:\
+                 99}|input:[[{}]]|metric_tags:{a:'b',a:'c'}|dynamic_batching:{},sequence_batching:\
+                 {}|dynamic_batching:7|metric_tags:[]|/* x */|name:|name:'a' \
+                 name:'b'|max_batch_size:-|max_batch_size:1e|max_batch_size:1.e.2";
     for json in cases.split('|').chain(["}{", "{", "["]) {
         let error = json_with(json.trim()).expect_err(json).to_string();
         assert!(error.starts_with("model configuration JSON:1:"), "{json}: {error}");

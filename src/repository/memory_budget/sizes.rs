@@ -33,7 +33,10 @@ impl KnownSize {
         if before == 0 || before == instances {
             return Some(bytes);
         }
-        Some(u64::try_from(u128::from(bytes) * u128::from(instances) / u128::from(before)).unwrap_or(u64::MAX))
+        Some(
+            u64::try_from(u128::from(bytes) * u128::from(instances) / u128::from(before))
+                .unwrap_or(u64::MAX),
+        )
     }
 }
 
@@ -90,14 +93,17 @@ impl Expectation {
         self.0.iter().map(|(memory, expected)| (*memory, expected.bytes())).collect()
     }
 
-    /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is checked after it.
+    /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is
+    /// checked after it.
     pub fn within(&self, limits: &MemoryBytes) -> MemoryBytes {
         self.0
             .iter()
             .map(|(memory, expected)| {
                 let bytes = match expected {
                     Expected::Known(bytes) => *bytes,
-                    Expected::Guessed(bytes) => limits.get(*memory).map_or(*bytes, |limit| limit.min(*bytes)),
+                    Expected::Guessed(bytes) => {
+                        limits.get(*memory).map_or(*bytes, |limit| limit.min(*bytes))
+                    }
                 };
                 (*memory, bytes)
             })
@@ -110,18 +116,20 @@ impl Expectation {
             .iter()
             .map(|(memory, expected)| {
                 let sum = all.0.get(memory).map_or(0, |sum| sum.bytes()).max(1);
-                let part = u128::from(expected.bytes()) * u128::from(whole.of(*memory)) / u128::from(sum);
+                let part =
+                    u128::from(expected.bytes()) * u128::from(whole.of(*memory)) / u128::from(sum);
                 (*memory, u64::try_from(part).unwrap_or(u64::MAX))
             })
             .collect()
     }
 }
 
-/// The bytes that an instance writes with its first requests: parts of its stack and of the queues that it shares with the server.
+/// The bytes that an instance writes with its first requests: parts of its stack and of the queues
+/// that it shares with the server.
 const FIRST_REQUESTS: u64 = 32 << 10;
 
-/// Returns the bytes of main memory that a version is expected to use after its first requests. `measured` are its bytes before
-/// them, `instances` is the number of its processes.
+/// Returns the bytes of main memory that a version is expected to use after its first requests.
+/// `measured` are its bytes before them, `instances` is the number of its processes.
 pub fn after_first_requests(measured: u64, instances: usize) -> u64 {
     measured.saturating_add(FIRST_REQUESTS.saturating_mul(instances as u64))
 }
@@ -130,7 +138,8 @@ pub fn after_first_requests(measured: u64, instances: usize) -> u64 {
 #[derive(Debug, Default)]
 pub struct Sizes {
     versions: BTreeMap<(String, u64), KnownSize>,
-    /// The largest numbers of bytes that an instance used beyond the files of its model, by backend.
+    /// The largest numbers of bytes that an instance used beyond the files of its model, by
+    /// backend.
     overheads: BTreeMap<String, Overheads>,
 }
 
@@ -141,14 +150,16 @@ struct Overheads {
     gpu: Option<u64>,
 }
 
-/// The bytes that an instance is expected to use beyond the files of its model, before one of its backend was measured.
+/// The bytes that an instance is expected to use beyond the files of its model, before one of its
+/// backend was measured.
 const OVERHEAD: u64 = 16 << 20;
 
 /// The same for Python models, which import libraries.
 const PYTHON_OVERHEAD: u64 = 32 << 20;
 
-/// The same on a GPU: the CUDA context of the process with the kernels of its framework takes some hundred MiB, whatever the size
-/// of the model. A guess that is too small is corrected after the load; one that is too large unloads models that could stay.
+/// The same on a GPU: the CUDA context of the process with the kernels of its framework takes some
+/// hundred MiB, whatever the size of the model. A guess that is too small is corrected after the
+/// load; one that is too large unloads models that could stay.
 const GPU_OVERHEAD: u64 = 512 << 20;
 
 impl Overheads {
@@ -167,12 +178,18 @@ impl Sizes {
     }
 
     /// Returns whether the version was measured in all of these memories.
-    pub fn is_known<'m>(&self, name: &str, version: u64, mut memories: impl Iterator<Item = &'m Memory>) -> bool {
-        self.known(name, version).is_some_and(|known| memories.all(|memory| known.bytes.get(*memory).is_some()))
+    pub fn is_known<'m>(
+        &self,
+        name: &str,
+        version: u64,
+        mut memories: impl Iterator<Item = &'m Memory>,
+    ) -> bool {
+        self.known(name, version)
+            .is_some_and(|known| memories.all(|memory| known.bytes.get(*memory).is_some()))
     }
 
-    /// Returns the bytes of a version with this many instances that use each memory, and when they were measured, if that was recently
-    /// and with the same files and configuration.
+    /// Returns the bytes of a version with this many instances that use each memory, and when they
+    /// were measured, if that was recently and with the same files and configuration.
     pub fn recent(
         &self,
         name: &str,
@@ -194,9 +211,10 @@ impl Sizes {
         ))
     }
 
-    /// Returns the bytes that a version is expected to use in the memories of its instances: for each instance as many as in its last
-    /// load. Of a memory in which it was never loaded, each instance is expected to need the files and the largest overhead that was
-    /// measured with this backend.
+    /// Returns the bytes that a version is expected to use in the memories of its instances: for
+    /// each instance as many as in its last load. Of a memory in which it was never loaded, each
+    /// instance is expected to need the files and the largest overhead that was measured with this
+    /// backend.
     pub fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
         let known = self.known(name, version);
         Expectation(
@@ -204,9 +222,12 @@ impl Sizes {
                 .instances
                 .iter()
                 .map(|(memory, instances)| {
-                    let expected = match known.and_then(|known| known.bytes_of(*memory, *instances)) {
+                    let expected = match known.and_then(|known| known.bytes_of(*memory, *instances))
+                    {
                         Some(bytes) => Expected::Known(bytes),
-                        None => Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances)),
+                        None => {
+                            Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances))
+                        }
                     };
                     (*memory, expected)
                 })
@@ -221,13 +242,20 @@ impl Sizes {
             Memory::Main => OVERHEAD,
             Memory::Gpu(_) => GPU_OVERHEAD,
         };
-        let measured = self.overheads.get(model.backend).and_then(|overheads| *overheads.clone().of(memory));
+        let measured =
+            self.overheads.get(model.backend).and_then(|overheads| *overheads.clone().of(memory));
         model.files.saturating_add(measured.unwrap_or(unknown))
     }
 
-    /// Records the measured size of a version after its load, and the duration of this load. `model` is given if its size was only
-    /// expected.
-    pub fn loaded(&mut self, name: &str, version: u64, mut size: KnownSize, model: Option<&Unmeasured<'_>>) {
+    /// Records the measured size of a version after its load, and the duration of this load.
+    /// `model` is given if its size was only expected.
+    pub fn loaded(
+        &mut self,
+        name: &str,
+        version: u64,
+        mut size: KnownSize,
+        model: Option<&Unmeasured<'_>>,
+    ) {
         if let Some(model) = model {
             let overheads = self.overheads.entry(model.backend.to_owned()).or_default();
             for (memory, bytes) in size.bytes.iter() {
@@ -238,15 +266,23 @@ impl Sizes {
             }
         }
         // A load that waited for a processor once does not make the model expensive.
-        if let Some(known) = self.known(name, version).filter(|known| known.fingerprint == size.fingerprint) {
+        if let Some(known) =
+            self.known(name, version).filter(|known| known.fingerprint == size.fingerprint)
+        {
             size.load = (known.load * 3 + size.load) / 4;
         }
         self.versions.insert((name.to_owned(), version), size);
     }
 
-    /// Records the size of a version that has served since, and the number of its instances that use each memory; a larger one is
-    /// expected of its next load.
-    pub fn grown(&mut self, name: &str, version: u64, bytes: &MemoryBytes, instances: &BTreeMap<Memory, u64>) {
+    /// Records the size of a version that has served since, and the number of its instances that
+    /// use each memory; a larger one is expected of its next load.
+    pub fn grown(
+        &mut self,
+        name: &str,
+        version: u64,
+        bytes: &MemoryBytes,
+        instances: &BTreeMap<Memory, u64>,
+    ) {
         if let Some(known) = self.versions.get_mut(&(name.to_owned(), version)) {
             for (memory, bytes) in bytes.iter() {
                 let instances = instances.get(&memory).copied().unwrap_or_default();

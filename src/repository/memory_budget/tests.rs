@@ -1,4 +1,5 @@
-//! Tests of the policy with a simulated server: single decisions, random requests, and recorded ones.
+//! Tests of the policy with a simulated server: single decisions, random requests, and recorded
+//! ones.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,11 @@ fn main_memory(bytes: u64) -> MemoryBytes {
 
 /// Main memory and two GPUs.
 fn three(main: u64, first: u64, second: u64) -> MemoryBytes {
-    MemoryBytes::from_iter([(Memory::Main, main), (Memory::Gpu(0), first), (Memory::Gpu(1), second)])
+    MemoryBytes::from_iter([
+        (Memory::Main, main),
+        (Memory::Gpu(0), first),
+        (Memory::Gpu(1), second),
+    ])
 }
 
 /// A candidate that owns its bytes.
@@ -50,7 +55,8 @@ fn candidates(models: &[Model]) -> Vec<Candidate<'_>> {
 
 #[test]
 fn the_cheapest_models_for_each_byte_are_unloaded_and_no_more_than_needed() {
-    let of = |name, bytes, interval_s, load_ms| model(name, main_memory(bytes), interval_s, load_ms);
+    let of =
+        |name, bytes, interval_s, load_ms| model(name, main_memory(bytes), interval_s, load_ms);
     let all = [of("often", 100, 1, 100), of("slow", 100, 50, 1000), of("seldom", 100, 50, 100)];
     let unloaded = |bytes| to_unload(&main_memory(bytes), &candidates(&all));
     assert_eq!(unloaded(100), Some(vec!["seldom"]));
@@ -75,10 +81,18 @@ fn models_on_the_gpu_that_lacks_memory_make_room() {
     ];
     let unloaded = |missing: MemoryBytes| to_unload(&missing, &candidates(&all));
     assert_eq!(unloaded(three(0, 50, 0)), Some(vec!["both"]));
-    assert_eq!(unloaded(three(0, 60, 0)), Some(vec!["first"]), "enough alone, though the other one is cheaper");
+    assert_eq!(
+        unloaded(three(0, 60, 0)),
+        Some(vec!["first"]),
+        "enough alone, though the other one is cheaper"
+    );
     assert_eq!(unloaded(three(0, 0, 60)), Some(vec!["second"]));
     assert_eq!(unloaded(three(0, 150, 0)), Some(vec!["both", "first"]));
-    assert_eq!(unloaded(three(0, 50, 50)), Some(vec!["both"]), "it is enough without the cheaper second one");
+    assert_eq!(
+        unloaded(three(0, 50, 50)),
+        Some(vec!["both"]),
+        "it is enough without the cheaper second one"
+    );
     assert_eq!(unloaded(three(1000, 0, 100)), Some(vec!["none", "second"]));
     assert_eq!(unloaded(three(0, 151, 0)), None, "the others free nothing of that GPU");
     assert_eq!(insufficient(&three(0, 151, 150), &candidates(&all)), [Memory::Gpu(0)]);
@@ -103,13 +117,19 @@ fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
     sizes.grown("m", 1, &main_memory(7), &BTreeMap::new());
     let recent = |name: &str, fingerprint, second: u64, memories: &[Memory]| {
         let instances = memories.iter().map(|memory| (*memory, 1)).collect();
-        sizes.recent(name, 1, fingerprint, Instant(second * SECOND), &instances).map(|(bytes, _)| bytes)
+        sizes
+            .recent(name, 1, fingerprint, Instant(second * SECOND), &instances)
+            .map(|(bytes, _)| bytes)
     };
     assert_eq!(recent("m", unchanged, 159, &memories[..1]), Some(main_memory(7)));
     assert_eq!(recent("m", unchanged, 160, &memories[..1]), None);
     assert_eq!(recent("m", changed, 159, &memories[..1]), None);
     assert_eq!(recent("n", unchanged, 159, &memories[..1]), None);
-    assert_eq!(recent("m", unchanged, 159, &memories), None, "it was not measured in the memory of the GPU");
+    assert_eq!(
+        recent("m", unchanged, 159, &memories),
+        None,
+        "it was not measured in the memory of the GPU"
+    );
 }
 
 #[test]
@@ -122,18 +142,27 @@ fn sizes_are_expected_from_files_and_from_models_of_the_same_backend() {
         sizes.expected(name, 1, model).within(&MemoryBytes::default()).of(Memory::Main)
     };
     assert_eq!(expected(&sizes, "m", &model), 2 * (1000 + 16 * MIB));
-    assert_eq!(expected(&sizes, "m", &Unmeasured { backend: "python", ..model.clone() }), 2 * (1000 + 32 * MIB));
+    assert_eq!(
+        expected(&sizes, "m", &Unmeasured { backend: "python", ..model.clone() }),
+        2 * (1000 + 32 * MIB)
+    );
     let size = |bytes| known(main_memory(bytes));
     sizes.loaded("m", 1, size(2 * (1000 + 70)), Some(&model));
     assert_eq!((sizes.known("m", 1), sizes.known("m", 2)), (Some(&size(2140)), None));
     assert_eq!(expected(&sizes, "m", &model), 2140);
-    assert_eq!(expected(&sizes, "n", &Unmeasured { files: 5, instances: on(1), ..model.clone() }), 75);
+    assert_eq!(
+        expected(&sizes, "n", &Unmeasured { files: 5, instances: on(1), ..model.clone() }),
+        75
+    );
     sizes.grown("m", 1, &main_memory(5000), &BTreeMap::new());
     sizes.grown("m", 1, &main_memory(4000), &BTreeMap::new());
     assert_eq!(sizes.known("m", 1), Some(&size(5000)));
     sizes.loaded("m", 1, size(3000), None);
     assert_eq!(sizes.known("m", 1), Some(&size(3000)));
-    assert_eq!(expected(&sizes, "n", &Unmeasured { files: u64::MAX, instances: on(3), ..model }), u64::MAX);
+    assert_eq!(
+        expected(&sizes, "n", &Unmeasured { files: u64::MAX, instances: on(3), ..model }),
+        u64::MAX
+    );
 }
 
 #[test]
@@ -144,17 +173,22 @@ fn sizes_on_gpus_are_separate_from_those_in_main_memory() {
     let of = |gpu| Unmeasured { backend: "onnxruntime", files: 100, instances: on(gpu) };
     let none = MemoryBytes::default();
     let expected = |sizes: &Sizes, name: &str, gpu| sizes.expected(name, 1, &of(gpu)).within(&none);
-    let first = MemoryBytes::from_iter([(Memory::Main, 100 + 16 * MIB), (Memory::Gpu(0), 100 + 512 * MIB)]);
+    let first =
+        MemoryBytes::from_iter([(Memory::Main, 100 + 16 * MIB), (Memory::Gpu(0), 100 + 512 * MIB)]);
     assert_eq!(expected(&sizes, "m", 0), first);
     let bytes = MemoryBytes::from_iter([(Memory::Main, 130), (Memory::Gpu(0), 700)]);
     sizes.loaded("m", 1, known(bytes.clone()), Some(&of(0)));
     assert_eq!(expected(&sizes, "m", 0), bytes);
-    // On another GPU, and for another model of this backend, the files and the overhead are expected.
+    // On another GPU, and for another model of this backend, the files and the overhead are
+    // expected.
     let guessed = MemoryBytes::from_iter([(Memory::Main, 130), (Memory::Gpu(1), 700)]);
     assert_eq!(expected(&sizes, "m", 1), guessed);
     assert_eq!(expected(&sizes, "n", 1), guessed);
     assert!(sizes.is_known("m", 1, [Memory::Main, Memory::Gpu(0)].iter()));
-    assert!(!sizes.is_known("m", 1, [Memory::Gpu(1)].iter()) && !sizes.is_known("n", 1, [Memory::Main].iter()));
+    assert!(
+        !sizes.is_known("m", 1, [Memory::Gpu(1)].iter())
+            && !sizes.is_known("n", 1, [Memory::Main].iter())
+    );
 }
 
 #[test]
@@ -165,7 +199,11 @@ fn only_a_guess_is_reduced_to_the_limit() {
     let bytes = MemoryBytes::from_iter([(Memory::Gpu(0), 700)]);
     sizes.loaded("m", 1, known(bytes.clone()), Some(&of(0)));
     let limits = three(0, 100, 100);
-    assert_eq!(sizes.expected("m", 1, &of(0)).within(&limits), bytes, "it needs more than the limit");
+    assert_eq!(
+        sizes.expected("m", 1, &of(0)).within(&limits),
+        bytes,
+        "it needs more than the limit"
+    );
     let known = sizes.expected("m", 1, &of(0));
     let guessed = sizes.expected("n", 1, &of(0));
     assert_eq!(guessed.within(&limits).of(Memory::Gpu(0)), 100);
@@ -179,7 +217,10 @@ fn only_a_guess_is_reduced_to_the_limit() {
 #[test]
 fn pressure_is_the_time_in_which_all_processes_wait() {
     let text = |some: &str, full: &str| {
-        format!("some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=50.00 avg300=0.00 total=1\n")
+        format!(
+            "some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=50.00 \
+             avg300=0.00 total=1\n"
+        )
     };
     assert!(under_pressure(&text("20.00", "10.00")));
     assert!(!under_pressure(&text("90.00", "9.99")));
@@ -189,16 +230,23 @@ fn pressure_is_the_time_in_which_all_processes_wait() {
 
 #[test]
 fn a_refusal_names_all_numbers() {
-    let shortage = Shortage { memory: Memory::Main, needed: 2_000_000, limit: 5_000_000, used: 4_500_000, unused: 0 };
+    let shortage = Shortage {
+        memory: Memory::Main,
+        needed: 2_000_000,
+        limit: 5_000_000,
+        used: 4_500_000,
+        unused: 0,
+    };
     assert_eq!(
         refusal("m", shortage),
-        "not enough memory: model 'm' needs about 2.0 MB; others use 4.5 MB of at most 5.0 MB (--model-memory-limit), and \
-         unloading those that may be unloaded would free 0.0 MB"
+        "not enough memory: model 'm' needs about 2.0 MB; others use 4.5 MB of at most 5.0 MB \
+         (--model-memory-limit), and unloading those that may be unloaded would free 0.0 MB"
     );
     assert_eq!(
         refusal("m", Shortage { memory: Memory::Gpu(1), ..shortage }),
-        "not enough memory on GPU 1: model 'm' needs about 2.0 MB there; others use 4.5 MB of at most 5.0 MB \
-         (--model-gpu-memory-limit), and unloading those that may be unloaded would free 0.0 MB"
+        "not enough memory on GPU 1: model 'm' needs about 2.0 MB there; others use 4.5 MB of at \
+         most 5.0 MB (--model-gpu-memory-limit), and unloading those that may be unloaded would \
+         free 0.0 MB"
     );
 }
 
@@ -234,7 +282,9 @@ impl<'m> Server<'m> {
         needed
             .iter()
             .filter(|(_, bytes)| *bytes > 0)
-            .map(|(memory, bytes)| (memory, (used.of(memory) + bytes).saturating_sub(self.limits.of(memory))))
+            .map(|(memory, bytes)| {
+                (memory, (used.of(memory) + bytes).saturating_sub(self.limits.of(memory)))
+            })
             .collect()
     }
 
@@ -252,8 +302,10 @@ impl<'m> Server<'m> {
 
     /// Looks at the numbers of requests.
     fn look(&mut self, busy: &[usize]) {
-        let names: Vec<(String, usize)> = self.loaded.keys().map(|model| (model.to_string(), *model)).collect();
-        let requests = |model: &usize| self.loaded.get(model).copied().filter(|_| !busy.contains(model));
+        let names: Vec<(String, usize)> =
+            self.loaded.keys().map(|model| (model.to_string(), *model)).collect();
+        let requests =
+            |model: &usize| self.loaded.get(model).copied().filter(|_| !busy.contains(model));
         let models = names.iter().map(|(name, model)| (name.as_str(), requests(model)));
         self.uses.look(Instant::default() + self.now, Duration::MAX, models);
     }
@@ -277,7 +329,9 @@ impl<'m> Server<'m> {
         let gone: Vec<usize> = gone.iter().map(|name| name.parse().unwrap_or_default()).collect();
         for model in &gone {
             assert!(!busy.contains(model), "{model} is in use");
-            let useful = missing.iter().any(|(memory, bytes)| bytes > 0 && self.models[*model].0.of(memory) > 0);
+            let useful = missing
+                .iter()
+                .any(|(memory, bytes)| bytes > 0 && self.models[*model].0.of(memory) > 0);
             assert!(useful, "{model} frees nothing of {missing:?}");
             self.loaded.remove(model);
         }
@@ -357,8 +411,9 @@ proptest! {
         let models: Vec<_> = [(first, load), (second, load)].into_iter().chain(idle).map(|(bytes, load)| (main_memory(bytes), Duration::from_millis(load))).collect();
         let mut server = Server::new(main_memory(500), &models);
         (2..models.len()).for_each(|model| server.request(model, Duration::from_secs(1), &[]));
-        // Models without requests become ever cheaper to unload, so only the first rounds may reload one of the two, even if the
-        // others load 10 times as slowly, in 25 times fewer bytes.
+        // Models without requests become ever cheaper to unload, so only the first rounds may
+        // reload one of the two, even if the others load 10 times as slowly, in 25 times fewer
+        // bytes.
         (0..400).for_each(|round| server.request(round % 2, Duration::from_secs(1), &[]));
         server.loads.clear();
         (0..100).for_each(|round| server.request(round % 2, Duration::from_secs(1), &[]));
@@ -368,10 +423,11 @@ proptest! {
 
 #[test]
 fn less_time_is_spent_loading_than_with_the_least_recently_used() {
-    // Small models that load quickly and large ones that load slowly, with equally many requests, by a fixed generator
-    // (SplitMix64: Steele, Lea and Flood, 2014).
+    // Small models that load quickly and large ones that load slowly, with equally many requests,
+    // by a fixed generator (SplitMix64: Steele, Lea and Flood, 2014).
     let of = |(bytes, ms)| (main_memory(bytes), Duration::from_millis(ms));
-    let models: Vec<_> = (0..40).map(|model| of(if model % 2 == 0 { (100, 50) } else { (20, 2000) })).collect();
+    let models: Vec<_> =
+        (0..40).map(|model| of(if model % 2 == 0 { (100, 50) } else { (20, 2000) })).collect();
     let mut state = 1u64;
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -406,8 +462,9 @@ fn least_recently_used(requests: &[usize], fits: impl Fn(&[usize]) -> bool) -> V
     loads
 }
 
-/// Returns the fewest possible loads with room for `most` models of equal sizes: the model whose next request is the latest is
-/// unloaded (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
+/// Returns the fewest possible loads with room for `most` models of equal sizes: the model whose
+/// next request is the latest is unloaded (Belady, "A study of replacement algorithms for a
+/// virtual-storage computer", 1966).
 fn fewest_loads(requests: &[usize], most: usize) -> usize {
     let mut next_requests = vec![usize::MAX; requests.len()];
     let mut next_of = BTreeMap::new();
@@ -429,9 +486,11 @@ fn fewest_loads(requests: &[usize], most: usize) -> usize {
     loads
 }
 
-/// Requests of a measured load, in order: the time since the start, and the model. The head of the file says how it was recorded.
+/// Requests of a measured load, in order: the time since the start, and the model. The head of the
+/// file says how it was recorded.
 fn recorded() -> Vec<(Duration, usize)> {
-    let lines = include_str!("../testdata/zipf_requests.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines =
+        include_str!("../testdata/zipf_requests.txt").lines().filter(|line| !line.starts_with('#'));
     lines
         .filter_map(|line| {
             let (ms, model) = line.split_once(' ')?;
@@ -448,15 +507,18 @@ fn replay(server: &mut Server<'_>) {
     let requests = recorded();
     for (position, (time, model)) in requests.iter().enumerate() {
         let earlier = requests[..position].iter().rev();
-        let busy: Vec<usize> =
-            earlier.take_while(|(other, _)| *time - *other < EXECUTION).map(|(_, model)| *model).collect();
+        let busy: Vec<usize> = earlier
+            .take_while(|(other, _)| *time - *other < EXECUTION)
+            .map(|(_, model)| *model)
+            .collect();
         server.now = server.now.max(*time);
         server.request(*model, Duration::ZERO, &busy);
     }
 }
 
 #[test]
-fn recorded_requests_need_fewer_loads_than_with_the_least_recently_used_and_few_more_than_the_optimum() {
+fn recorded_requests_need_fewer_loads_than_with_the_least_recently_used_and_few_more_than_the_optimum()
+ {
     let requests: Vec<usize> = recorded().into_iter().map(|(_, model)| model).collect();
     assert_eq!(requests.len(), 2040);
     let models = vec![(main_memory(10), Duration::ZERO); 1000];
@@ -471,7 +533,10 @@ fn recorded_requests_need_fewer_loads_than_with_the_least_recently_used_and_few_
             ours < of_recent * recent / 100,
             "room for {most}: {ours} loads, {recent} with the least recently used"
         );
-        assert!(ours < of_fewest * fewest / 100, "room for {most}: {ours} loads, at least {fewest}");
+        assert!(
+            ours < of_fewest * fewest / 100,
+            "room for {most}: {ours} loads, at least {fewest}"
+        );
     }
 }
 

@@ -33,7 +33,8 @@ pub struct Usage {
     pub device: Option<u32>,
     /// The total number of units.
     pub total: u32,
-    /// The number of units held. It exceeds the total after a model was unloaded that needed more than all others.
+    /// The number of units held. It exceeds the total after a model was unloaded that needed more
+    /// than all others.
     pub used: u64,
 }
 
@@ -44,7 +45,8 @@ struct Pool {
     members: usize,
 }
 
-/// All resources. A pool is identified by its position, which does not change while an instance needs it.
+/// All resources. A pool is identified by its position, which does not change while an instance
+/// needs it.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     limits: Vec<Limit>,
@@ -73,10 +75,13 @@ impl Pools {
         for (&(name, device), &count) in &most {
             self.check_limit(name, device, count)?;
             let here = self.in_use().map(|pool| (pool.usage.name.as_str(), pool.usage.device));
-            if here.chain(most.keys().copied()).any(|other| other.0 == name && other.1.is_none() != device.is_none()) {
+            if here
+                .chain(most.keys().copied())
+                .any(|other| other.0 == name && other.1.is_none() != device.is_none())
+            {
                 return Err(format!(
-                    "Resource \"{name}\" is present as both global and device-specific resource in the model \
-                     configuration."
+                    "Resource \"{name}\" is present as both global and device-specific resource \
+                     in the model configuration."
                 ));
             }
         }
@@ -106,7 +111,9 @@ impl Pools {
 
     /// Returns the number of free units.
     pub(super) fn free(&self, pool: usize) -> u64 {
-        self.pools.get(pool).map_or(0, |pool| u64::from(pool.usage.total).saturating_sub(pool.usage.used))
+        self.pools
+            .get(pool)
+            .map_or(0, |pool| u64::from(pool.usage.total).saturating_sub(pool.usage.used))
     }
 
     pub(super) fn take(&mut self, needs: &[(usize, u32)]) {
@@ -135,14 +142,15 @@ impl Pools {
     fn check_limit(&self, name: &str, device: Option<u32>, needed: u32) -> Result<(), String> {
         match limit(&self.limits, name, device) {
             Some(limit) if limit < needed => Err(format!(
-                "Resource count for \"{name}\" is limited to {limit} which will prevent scheduling of one or more model \
-                 instances, the minimum required count is {needed}"
+                "Resource count for \"{name}\" is limited to {limit} which will prevent \
+                 scheduling of one or more model instances, the minimum required count is {needed}"
             )),
             _ => Ok(()),
         }
     }
 
-    /// Adds one instance and returns its pools. If it names a resource twice, it needs the larger amount.
+    /// Adds one instance and returns its pools. If it names a resource twice, it needs the larger
+    /// amount.
     fn enter(&mut self, needs: &[Need]) -> Vec<(usize, u32)> {
         let mut entered = BTreeMap::<usize, u32>::new();
         for need in needs.iter().filter(|need| need.count > 0) {
@@ -160,16 +168,15 @@ impl Pools {
     fn pool(&mut self, need: &Need) -> usize {
         let Need { name, device, count } = need;
         let limit = limit(&self.limits, name, *device);
-        if let Some(found) = self
-            .pools
-            .iter()
-            .position(|pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device))
-        {
+        if let Some(found) = self.pools.iter().position(|pool| {
+            pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device)
+        }) {
             let total = &mut self.pools[found].usage.total;
             *total = limit.unwrap_or((*total).max(*count));
             return found;
         }
-        let usage = Usage { name: name.clone(), device: *device, total: limit.unwrap_or(*count), used: 0 };
+        let usage =
+            Usage { name: name.clone(), device: *device, total: limit.unwrap_or(*count), used: 0 };
         let new = Pool { usage, members: 0 };
         match self.pools.iter().position(|pool| pool.members == 0) {
             Some(unused) => {
@@ -184,9 +191,9 @@ impl Pools {
     }
 }
 
-/// Returns the configured limit of a resource: the larger of the limits for its device and for each device. A global resource
-/// takes the largest of all limits; of several limits for the same device the smallest applies (Triton's rules, tested with
-/// 2.51).
+/// Returns the configured limit of a resource: the larger of the limits for its device and for each
+/// device. A global resource takes the largest of all limits; of several limits for the same device
+/// the smallest applies (Triton's rules, tested with 2.51).
 fn limit(limits: &[Limit], name: &str, device: Option<u32>) -> Option<u32> {
     let mut by_device = BTreeMap::<Option<u32>, u32>::new();
     for limit in limits.iter().filter(|limit| limit.name == name) {

@@ -1,10 +1,13 @@
-//! Forms batches from the steps of sequences, with either strategy, and requests resources from the rate limiter if it is on.
+//! Forms batches from the steps of sequences, with either strategy, and requests resources from the
+//! rate limiter if it is on.
 
 use std::ops::Bound;
 use std::time::Duration;
 
 use super::table::{Assignment, Current, Number, Step};
-use super::{Action, SequenceBatcher, SequenceSettings, SequenceStrategy, Settings, SlotStep, Ticket};
+use super::{
+    Action, SequenceBatcher, SequenceSettings, SequenceStrategy, Settings, SlotStep, Ticket,
+};
 use crate::id::{InstanceId, RequestId};
 use crate::scheduler::Scheduler;
 use crate::scheduler::dynamic::DynamicBatcher;
@@ -31,7 +34,12 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    pub(super) fn new(id: InstanceId, settings: &Settings, sequences: &SequenceSettings, now: Instant) -> Self {
+    pub(super) fn new(
+        id: InstanceId,
+        settings: &Settings,
+        sequences: &SequenceSettings,
+        now: Instant,
+    ) -> Self {
         let batcher = matches!(sequences.strategy, SequenceStrategy::Oldest { .. }).then(|| {
             let mut batcher = DynamicBatcher::new(Settings {
                 max_batch_size: settings.max_batch_size,
@@ -97,8 +105,12 @@ impl Instance {
 
     fn push(&mut self, step: &Step) {
         if let Some(batcher) = &mut self.batcher {
-            let ticket =
-                Ticket { request: step.request, batch_size: 1, shape_key: step.shape_key, ..Ticket::default() };
+            let ticket = Ticket {
+                request: step.request,
+                batch_size: 1,
+                shape_key: step.shape_key,
+                ..Ticket::default()
+            };
             batcher.push(ticket, step.queued);
         }
     }
@@ -116,8 +128,11 @@ impl SequenceBatcher {
             if !instance.executing.is_empty() || self.is_held(id) {
                 continue;
             }
-            let action =
-                if self.settings.rate_limited { self.next_resource_action(id, now) } else { self.batch(id, now) };
+            let action = if self.settings.rate_limited {
+                self.next_resource_action(id, now)
+            } else {
+                self.batch(id, now)
+            };
             if action.is_some() {
                 return action;
             }
@@ -125,13 +140,16 @@ impl SequenceBatcher {
         None
     }
 
-    /// With the rate limiter: returns a batch for an instance that has its resources; otherwise requests or withdraws them.
+    /// With the rate limiter: returns a batch for an instance that has its resources; otherwise
+    /// requests or withdraws them.
     fn next_resource_action(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
         let resources = self.instances.get(&id)?.resources;
         let ready = self.could_send(id, now);
         let (after, action) = match (resources, ready) {
             (Resources::None, true) => (Resources::Requested, Action::Acquire { instance: id }),
-            (Resources::Requested | Resources::Granted, false) => (Resources::None, Action::Withdraw { instance: id }),
+            (Resources::Requested | Resources::Granted, false) => {
+                (Resources::None, Action::Withdraw { instance: id })
+            }
             (Resources::None, false) | (Resources::Requested, true) => return None,
             (Resources::Granted, true) => {
                 self.instances.get_mut(&id)?.resources = Resources::None;
@@ -159,7 +177,10 @@ impl SequenceBatcher {
                     if overlaps {
                         requests.sort_unstable();
                     }
-                    (requests.iter().map(|request| self.table.waiting_in(*request)).collect(), reason)
+                    (
+                        requests.iter().map(|request| self.table.waiting_in(*request)).collect(),
+                        reason,
+                    )
                 }
                 other => unreachable!("{other:?} from a batcher without limits and timeouts"),
             },
@@ -180,7 +201,11 @@ impl SequenceBatcher {
         let mut slots = Vec::with_capacity(batch.len());
         for place in &batch {
             let current = place.and_then(|number| self.table.sent(number));
-            slots.push(place.zip(current).map(|(number, current)| self.begin(number, &current, &mut ended)));
+            slots.push(
+                place
+                    .zip(current)
+                    .map(|(number, current)| self.begin(number, &current, &mut ended)),
+            );
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.executing = batch.into_iter().flatten().collect();
@@ -197,7 +222,8 @@ impl SequenceBatcher {
     /// Returns the step as it is sent to the backend. Adds a key that it replaces to `ended`.
     fn begin(&mut self, number: Number, current: &Current, ended: &mut Vec<u64>) -> SlotStep {
         let &Current { request, key, end, .. } = current;
-        // The state stays until a step with END is done: if the batch cannot be sent, the instance must be told of the end.
+        // The state stays until a step with END is done: if the batch cannot be sent, the instance
+        // must be told of the end.
         let before = self.table.get_mut(number).and_then(|sequence| sequence.running.replace(key));
         ended.extend(before.filter(|before| *before != key));
         if end && self.is_direct() {
@@ -206,10 +232,14 @@ impl SequenceBatcher {
         SlotStep { request, key, start: before != Some(key), end }
     }
 
-    /// With the strategy `oldest`: passes the sequence's next request to its instance's batcher, unless one is there.
+    /// With the strategy `oldest`: passes the sequence's next request to its instance's batcher,
+    /// unless one is there.
     pub(super) fn issue(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
-        let (Assignment::Slot(instance, _) | Assignment::Continued(instance)) = sequence.assignment else { return };
+        let (Assignment::Slot(instance, _) | Assignment::Continued(instance)) = sequence.assignment
+        else {
+            return;
+        };
         let Some(instance) = self.instances.get_mut(&instance) else { return };
         if sequence.current.is_some() || sequence.held || instance.batcher.is_none() {
             return;
@@ -235,7 +265,8 @@ impl SequenceBatcher {
             .collect();
         let last = fronts.iter().rposition(Option::is_some)?;
         fronts.truncate(last + 1);
-        // The first slot is not preferred: a sequence that always has a request would stop sequences of other shapes.
+        // The first slot is not preferred: a sequence that always has a request would stop
+        // sequences of other shapes.
         let shape = fronts
             .iter()
             .flatten()
@@ -246,11 +277,13 @@ impl SequenceBatcher {
         let reason = self.direct_reason(ready, now - oldest)?;
         let fits = |place: &(Number, &Step)| place.1.shape_key == shape;
         let other_shape = !fronts.iter().flatten().all(fits);
-        let batch = fronts.into_iter().map(|place| place.filter(fits).map(|(number, _)| number)).collect();
+        let batch =
+            fronts.into_iter().map(|place| place.filter(fits).map(|(number, _)| number)).collect();
         Some((batch, if other_shape { SendReason::Shape } else { reason }))
     }
 
-    /// Returns why a batch with `ready` slots, of which the oldest has waited for `age`, is sent now; `None` if it waits.
+    /// Returns why a batch with `ready` slots, of which the oldest has waited for `age`, is sent
+    /// now; `None` if it waits.
     fn direct_reason(&self, ready: usize, age: Duration) -> Option<SendReason> {
         let all = self.settings.max_batch_size.max(1) as usize;
         let wait = self.direct_wait();
@@ -260,7 +293,9 @@ impl SequenceBatcher {
             None => SendReason::Idle,
             // Both are small integers.
             #[allow(clippy::cast_precision_loss)]
-            Some((_, utilization)) if ready as f32 / all as f32 >= utilization => SendReason::Preferred,
+            Some((_, utilization)) if ready as f32 / all as f32 >= utilization => {
+                SendReason::Preferred
+            }
             Some((delay, _)) if age >= delay => SendReason::Delay,
             Some(_) => return None,
         })
@@ -313,17 +348,22 @@ impl SequenceBatcher {
         true
     }
 
-    /// Puts a request in flight back, before all others of its sequence. With `hold` it waits until it is resumed.
+    /// Puts a request in flight back, before all others of its sequence. With `hold` it waits until
+    /// it is resumed.
     pub(super) fn push_back_current(&mut self, request: RequestId, hold: bool) -> bool {
         let executing = self.instances.values().flat_map(|instance| &instance.executing);
         let found = executing.copied().find_map(|number| {
-            let current = self.table.get(number)?.current.filter(|current| current.request == request)?;
+            let current =
+                self.table.get(number)?.current.filter(|current| current.request == request)?;
             Some((number, current))
         });
-        let Some((number, Current { key, shape_key, queued, end, .. })) = found else { return false };
+        let Some((number, Current { key, shape_key, queued, end, .. })) = found else {
+            return false;
+        };
         let split = if self.overlaps() { self.split(number) } else { None };
         let holder = split.unwrap_or(number);
-        self.table.push_front(holder, Step { request, key, shape_key, queued, end, deadline: None });
+        self.table
+            .push_front(holder, Step { request, key, shape_key, queued, end, deadline: None });
         if let Some(sequence) = self.table.get_mut(holder) {
             sequence.held = hold;
         }

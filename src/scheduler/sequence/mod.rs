@@ -1,37 +1,46 @@
-//! The sequence batcher, modelled on Triton's `sequence_batch_scheduler.cc`: the requests of a sequence run one after the other
-//! on one instance, which keeps the sequence's state.
+//! The sequence batcher, modelled on Triton's `sequence_batch_scheduler.cc`: the requests of a
+//! sequence run one after the other on one instance, which keeps the sequence's state.
 //!
 //! # Sequences and slots
-//! A START request creates a sequence. It takes the free slot with the smallest number, or waits with all its requests in the
-//! backlog, first come first served. An END request releases the id as soon as it is queued, so that the id can start again at
-//! once. The slot becomes free when END is sent (`direct`: the sequence no longer needs its slot of the batch) or done
-//! (`oldest`). Requests of one sequence never overtake each other and never run at the same time. START for an active id
-//! continues in the same slot, as another sequence for the backend: each has a unique *key*, independent of its correlation id.
+//! A START request creates a sequence. It takes the free slot with the smallest number, or waits
+//! with all its requests in the backlog, first come first served. An END request releases the id as
+//! soon as it is queued, so that the id can start again at once. The slot becomes free when END is
+//! sent (`direct`: the sequence no longer needs its slot of the batch) or done (`oldest`). Requests
+//! of one sequence never overtake each other and never run at the same time. START for an active id
+//! continues in the same slot, as another sequence for the backend: each has a unique *key*,
+//! independent of its correlation id.
 //!
-//! A sequence is ended early in these cases: a waiting request is cancelled (with all of the sequence that wait behind it; those before
-//! it are executed; with implicit starts only that request is removed), it was idle for too long, its timeout passes in the backlog,
-//! or its instance is lost. [`Action::SequencesEnded`] reports sequences that end without an END step to the instance. A
-//! sequence is idle if none of its requests waits or executes (as in Triton's schema; Triton's code also ends sequences whose
-//! last request takes longer than the idle time). A sequence whose instance is lost is never continued: all its waiting
-//! requests are rejected, and so are later ones of the same id until START or until the idle time has passed. In the backlog, a
-//! sequence without requests is idle too; with implicit starts it loses its place at once.
+//! A sequence is ended early in these cases: a waiting request is cancelled (with all of the
+//! sequence that wait behind it; those before it are executed; with implicit starts only that
+//! request is removed), it was idle for too long, its timeout passes in the backlog,
+//! or its instance is lost. [`Action::SequencesEnded`] reports sequences that end without an END
+//! step to the instance. A sequence is idle if none of its requests waits or executes (as in
+//! Triton's schema; Triton's code also ends sequences whose last request takes longer than the idle
+//! time). A sequence whose instance is lost is never continued: all its waiting requests are
+//! rejected, and so are later ones of the same id until START or until the idle time has passed. In
+//! the backlog, a sequence without requests is idle too; with implicit starts it loses its place at
+//! once.
 //!
 //! # Strategies
-//! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
-//! or with another shape than the slot that has been ready for the longest time, are padding. `oldest`: each instance has a dynamic
-//! batcher, which holds at most one request of each sequence. Its responses are sent in the order in which requests were issued,
-//! because an instance executes one batch at a time, so `preserve_ordering` needs no further work.
+//! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting
+//! request; slots without a request, or with another shape than the slot that has been ready for
+//! the longest time, are padding. `oldest`: each instance has a dynamic batcher, which holds at
+//! most one request of each sequence. Its responses are sent in the order in which requests were
+//! issued, because an instance executes one batch at a time, so `preserve_ordering` needs no
+//! further work.
 //!
 //! # Overlapping requests
-//! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, like an iterative one, and the client's
-//! id determines when and where it begins: on the instance of the id, in the order of arrival, as soon as the previous request
-//! was executed for the first time, even if that one is rescheduled. A batch has at most one beginning request of an id, beside
-//! any number of rescheduled ones, and lists its requests in the order of arrival. An id is idle only when none of its
-//! requests waits or executes. Requests are independent: cancelling one does not end others. START of an active id has no
-//! effect on the scheduler.
+//! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, like an
+//! iterative one, and the client's id determines when and where it begins: on the instance of the
+//! id, in the order of arrival, as soon as the previous request was executed for the first time,
+//! even if that one is rescheduled. A batch has at most one beginning request of an id, beside
+//! any number of rescheduled ones, and lists its requests in the order of arrival. An id is idle
+//! only when none of its requests waits or executes. Requests are independent: cancelling one does
+//! not end others. START of an active id has no effect on the scheduler.
 //!
-//! No batch is sent to a busy instance: whether a sequence's next step is possible is known only when the previous one is done.
-//! No request is sent twice: a second attempt would not find the state of the first.
+//! No batch is sent to a busy instance: whether a sequence's next step is possible is known only
+//! when the previous one is done. No request is sent twice: a second attempt would not find the
+//! state of the first.
 
 mod batches;
 mod overlap;
@@ -44,7 +53,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use self::batches::Instance;
-pub use self::settings::{InSequence, SequenceCounts, SequenceSettings, SequenceStrategy, SlotStep};
+pub use self::settings::{
+    InSequence, SequenceCounts, SequenceSettings, SequenceStrategy, SlotStep,
+};
 use self::table::{Assignment, Number, Sequence, Step, Table};
 use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{CorrelationId, InstanceId, RequestId};
@@ -104,7 +115,8 @@ impl SequenceBatcher {
                 Some(Assignment::Lost) | None => self.table.remove(number),
                 Some(_) => {
                     let waiting = known.map_or(0, Sequence::waiting);
-                    let too_many = self.sequences.max_queue != 0 && waiting >= self.sequences.max_queue;
+                    let too_many =
+                        self.sequences.max_queue != 0 && waiting >= self.sequences.max_queue;
                     return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
                 }
             }
@@ -115,7 +127,8 @@ impl SequenceBatcher {
         self.open(wanted.id.clone())
     }
 
-    /// Opens a sequence. The sequence of an iterative request is closed at once, so that no id refers to it.
+    /// Opens a sequence. The sequence of an iterative request is closed at once, so that no id
+    /// refers to it.
     fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
         if self
             .sequences
@@ -137,7 +150,14 @@ impl SequenceBatcher {
         let end = wanted.end && !self.sequences.iterative;
         let timeout = Some(ticket.timeout_us).filter(|timeout| backlogged && *timeout != 0);
         let deadline = timeout.map(|timeout| now + Duration::from_micros(timeout));
-        let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end, deadline };
+        let step = Step {
+            request: ticket.request,
+            key: 0,
+            shape_key: ticket.shape_key,
+            queued: now,
+            end,
+            deadline,
+        };
         let overlaps = self.overlaps();
         let again = wanted.start && begun && !overlaps;
         self.table.push(number, step, again || overlaps);
@@ -159,28 +179,34 @@ impl SequenceBatcher {
 
     /// Returns the reason for rejecting requests of a lost instance.
     fn lost(&self) -> RejectReason {
-        if self.sequences.iterative { RejectReason::RequestLost } else { RejectReason::SequenceLost }
+        if self.sequences.iterative {
+            RejectReason::RequestLost
+        } else {
+            RejectReason::SequenceLost
+        }
     }
 
     fn reject(&mut self, request: RequestId, reason: RejectReason) {
         self.decided.push_back(Action::Reject { request, reason });
     }
 
-    /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all behind it. If START has begun another
-    /// sequence behind that request, this one continues in the slot.
+    /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all
+    /// behind it. If START has begun another sequence behind that request, this one continues in
+    /// the slot.
     fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
-        if self
-            .table
-            .get(number)
-            .is_some_and(|sequence| from.is_none_or(|from| sequence.key_of(from) == Some(sequence.key)))
-        {
+        if self.table.get(number).is_some_and(|sequence| {
+            from.is_none_or(|from| sequence.key_of(from) == Some(sequence.key))
+        }) {
             self.table.close(number);
         }
         for request in self.table.take_waiting(number, from) {
             if let Some(instance) = self.instance_of(number) {
                 instance.withdraw(request);
             }
-            self.reject(request, if from == Some(request) { RejectReason::Cancelled } else { reason });
+            self.reject(
+                request,
+                if from == Some(request) { RejectReason::Cancelled } else { reason },
+            );
         }
     }
 
@@ -193,8 +219,8 @@ impl SequenceBatcher {
         self.reject(request, RejectReason::Cancelled);
     }
 
-    /// Continues a sequence after a request is done, or when no request of it waits any more: issues its next request, ends it,
-    /// or starts its idle time.
+    /// Continues a sequence after a request is done, or when no request of it waits any more:
+    /// issues its next request, ends it, or starts its idle time.
     fn advance(&mut self, number: Number, now: Instant) {
         let Some(sequence) = self.table.get(number) else { return };
         if sequence.current.is_some() || sequence.assignment == Assignment::Lost {
@@ -203,8 +229,10 @@ impl SequenceBatcher {
         let waits = !sequence.queue.is_empty();
         let origin = sequence.origin;
         let continues = sequence.continued > 0;
-        // An implicit start needs no place in the backlog: the next request of the id starts the sequence.
-        let ends = sequence.closed || self.sequences.implicit_start && sequence.assignment == Assignment::Backlog;
+        // An implicit start needs no place in the backlog: the next request of the id starts the
+        // sequence.
+        let ends = sequence.closed
+            || self.sequences.implicit_start && sequence.assignment == Assignment::Backlog;
         self.end_request(number);
         if waits {
             return self.issue(number);
@@ -241,9 +269,12 @@ impl SequenceBatcher {
     fn expire(&mut self, now: Instant) {
         while let Some(number) = self.table.pop_alarm(now) {
             match self.table.get(number).map(|sequence| (sequence.assignment, sequence.is_idle())) {
-                Some((Assignment::Backlog, false)) => self.give_back(number, None, RejectReason::SequenceTimeout),
+                Some((Assignment::Backlog, false)) => {
+                    self.give_back(number, None, RejectReason::SequenceTimeout)
+                }
                 Some((Assignment::Backlog | Assignment::Slot(..), _)) => self.idle_evicted += 1,
-                Some((Assignment::Leaving(_) | Assignment::Continued(_) | Assignment::Lost, _)) | None => {}
+                Some((Assignment::Leaving(_) | Assignment::Continued(_) | Assignment::Lost, _))
+                | None => {}
             }
             self.table.close(number);
             self.finish(number);
@@ -279,7 +310,8 @@ impl SequenceBatcher {
         }
     }
 
-    /// Ends the instance's batch, which was executed or could not be sent, and returns the sequences in it.
+    /// Ends the instance's batch, which was executed or could not be sent, and returns the
+    /// sequences in it.
     fn end_batch(&mut self, instance: InstanceId, now: Instant, was_executed: bool) -> Vec<Number> {
         let Some(known) = self.instances.get_mut(&instance) else { return Vec::new() };
         if !known.is_executing() {
@@ -363,7 +395,8 @@ impl Scheduler for SequenceBatcher {
 
     fn instance_ready(&mut self, instance: InstanceId, now: Instant) {
         self.lose(instance, now);
-        self.instances.insert(instance, Instance::new(instance, &self.settings, &self.sequences, now));
+        self.instances
+            .insert(instance, Instance::new(instance, &self.settings, &self.sequences, now));
         self.table.join(instance);
         self.assign_free_slots();
     }
@@ -399,7 +432,8 @@ impl Scheduler for SequenceBatcher {
 
     fn reject_all(&mut self, reason: RejectReason, now: Instant) {
         let mut all: Vec<Number> = self.table.all().map(|(number, _)| number).collect();
-        // Start with the youngest, so that no slot is assigned to a sequence that is about to be removed.
+        // Start with the youngest, so that no slot is assigned to a sequence that is about to be
+        // removed.
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
@@ -473,7 +507,9 @@ impl Scheduler for SequenceBatcher {
         let numbers: Vec<Number> = self
             .table
             .all()
-            .filter_map(|(number, sequence)| (sequence.assignment != Assignment::Lost).then_some(number))
+            .filter_map(|(number, sequence)| {
+                (sequence.assignment != Assignment::Lost).then_some(number)
+            })
             .collect();
         for number in numbers {
             self.table.close(number);
@@ -487,7 +523,9 @@ impl Scheduler for SequenceBatcher {
             active: self
                 .table
                 .all()
-                .filter(|(_, sequence)| matches!(sequence.assignment, Assignment::Slot(..) | Assignment::Leaving(_)))
+                .filter(|(_, sequence)| {
+                    matches!(sequence.assignment, Assignment::Slot(..) | Assignment::Leaving(_))
+                })
                 .count(),
             backlogged: self.table.backlogged(),
             slots_used,

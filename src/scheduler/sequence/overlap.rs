@@ -1,4 +1,5 @@
-//! Overlapping requests of one sequence: a rescheduled request leaves its position in the sequence to the next one.
+//! Overlapping requests of one sequence: a rescheduled request leaves its position in the sequence
+//! to the next one.
 
 use super::table::Number;
 use super::{Action, InSequence, SequenceBatcher, SequenceStrategy};
@@ -8,7 +9,9 @@ impl SequenceBatcher {
     /// Returns whether requests of one sequence may overlap.
     pub(super) fn overlaps(&self) -> bool {
         let settings = &self.sequences;
-        settings.overlapping && settings.iterative && matches!(settings.strategy, SequenceStrategy::Oldest { .. })
+        settings.overlapping
+            && settings.iterative
+            && matches!(settings.strategy, SequenceStrategy::Oldest { .. })
     }
 
     /// Returns whether a request forms a sequence by itself.
@@ -16,7 +19,8 @@ impl SequenceBatcher {
         self.sequences.iterative && (wanted.id.is_none() || !self.overlaps())
     }
 
-    /// Moves the request that the sequence executes to a separate sequence, unless it already has one.
+    /// Moves the request that the sequence executes to a separate sequence, unless it already has
+    /// one.
     pub(super) fn split(&mut self, number: Number) -> Option<Number> {
         self.table.get(number).filter(|sequence| sequence.origin.is_none())?;
         self.table.split(number)
@@ -27,7 +31,11 @@ impl SequenceBatcher {
         if !self.overlaps() {
             return;
         }
-        let Some(sequence) = self.table.get_mut(number).filter(|sequence| sequence.origin.is_none()) else { return };
+        let Some(sequence) =
+            self.table.get_mut(number).filter(|sequence| sequence.origin.is_none())
+        else {
+            return;
+        };
         if let (Some(instance), Some(key)) = (sequence.instance(), sequence.running.take()) {
             self.decided.push_back(Action::SequencesEnded { instance, keys: vec![key] });
         }

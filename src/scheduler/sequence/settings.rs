@@ -30,8 +30,9 @@ pub struct SlotStep {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SequenceStrategy {
     /// One slot for each position of the maximum batch.
-    /// [`Settings::max_queue_delay_us`](crate::scheduler::Settings::max_queue_delay_us) applies only if it and this utilization
-    /// are not 0: a batch is sent when this share of the slots is ready or the delay has passed.
+    /// [`Settings::max_queue_delay_us`](crate::scheduler::Settings::max_queue_delay_us) applies
+    /// only if it and this utilization are not 0: a batch is sent when this share of the slots is
+    /// ready or the delay has passed.
     Direct {
         /// The share of ready slots, from 0 to 1.
         minimum_slot_utilization: f32,
@@ -50,18 +51,22 @@ pub struct SequenceSettings {
     pub strategy: SequenceStrategy,
     /// How long a sequence may be idle, in microseconds.
     pub max_idle_us: u64,
-    /// Whether each request is a sequence, which ends when the request is done and was not rescheduled.
+    /// Whether each request is a sequence, which ends when the request is done and was not
+    /// rescheduled.
     pub iterative: bool,
-    /// Whether iterative requests of one id share an instance and begin in the order of arrival, even while earlier ones may
-    /// still be rescheduled. Has an effect only with `iterative` and the strategy `Oldest`.
+    /// Whether iterative requests of one id share an instance and begin in the order of arrival,
+    /// even while earlier ones may still be rescheduled. Has an effect only with `iterative` and
+    /// the strategy `Oldest`.
     pub overlapping: bool,
     /// The maximum number of sequences that may wait for a slot; `None` for no limit.
     pub max_backlog: Option<usize>,
-    /// The maximum number of requests that may wait in one sequence, besides the executing one; 0 for no limit.
+    /// The maximum number of requests that may wait in one sequence, besides the executing one; 0
+    /// for no limit.
     pub max_queue: usize,
     /// Whether the first request of an id starts a sequence, with or without START.
     pub implicit_start: bool,
-    /// The number of requests in the backlog that [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler) also
+    /// The number of requests in the backlog that
+    /// [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler) also
     /// waits for (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
     pub backlog_hold: usize,
 }

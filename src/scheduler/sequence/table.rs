@@ -1,5 +1,5 @@
-//! The table of sequences: their waiting requests and their slots. Slots are assigned only in [`Table::assign_slot`] and
-//! released only in [`Table::release_slot`].
+//! The table of sequences: their waiting requests and their slots. Slots are assigned only in
+//! [`Table::assign_slot`] and released only in [`Table::release_slot`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -69,8 +69,8 @@ pub(super) struct Sequence {
     pub(super) origin: Option<Number>,
     /// The number of its requests that are [`Assignment::Continued`].
     pub(super) continued: usize,
-    /// When the sequence is ended: at the end of its idle time or, while its requests wait in the backlog, at their earliest
-    /// timeout.
+    /// When the sequence is ended: at the end of its idle time or, while its requests wait in the
+    /// backlog, at their earliest timeout.
     alarm: Option<Instant>,
 }
 
@@ -102,9 +102,9 @@ impl Sequence {
     /// Returns the instance that executes it.
     pub(super) fn instance(&self) -> Option<InstanceId> {
         match self.assignment {
-            Assignment::Slot(instance, _) | Assignment::Leaving(instance) | Assignment::Continued(instance) => {
-                Some(instance)
-            }
+            Assignment::Slot(instance, _)
+            | Assignment::Leaving(instance)
+            | Assignment::Continued(instance) => Some(instance),
             Assignment::Backlog | Assignment::Lost => None,
         }
     }
@@ -116,8 +116,10 @@ impl Sequence {
 
     /// Returns the key of a waiting request.
     pub(super) fn key_of(&self, request: RequestId) -> Option<u64> {
-        let issued = self.current.filter(|current| current.request == request).map(|current| current.key);
-        issued.or_else(|| self.queue.iter().find(|step| step.request == request).map(|step| step.key))
+        let issued =
+            self.current.filter(|current| current.request == request).map(|current| current.key);
+        issued
+            .or_else(|| self.queue.iter().find(|step| step.request == request).map(|step| step.key))
     }
 
     /// Returns its next request, if it may be executed.
@@ -226,7 +228,11 @@ impl Table {
 
     /// Returns the number of requests of sequences in the backlog.
     pub(super) fn waiting_in_backlog(&self) -> usize {
-        self.backlog.iter().filter_map(|number| self.get(*number)).map(|sequence| sequence.queue.len()).sum()
+        self.backlog
+            .iter()
+            .filter_map(|number| self.get(*number))
+            .map(|sequence| sequence.queue.len())
+            .sum()
     }
 
     /// Returns the number of occupied slots, and the total.
@@ -254,7 +260,10 @@ impl Table {
 
     /// Returns the free slot with the smallest number, so that instances fill evenly.
     fn free_slot(&self) -> Option<(InstanceId, u32)> {
-        let free = self.instances.iter().filter_map(|(id, slots)| Some((slots.first_free(self.capacity)?, *id)));
+        let free = self
+            .instances
+            .iter()
+            .filter_map(|(id, slots)| Some((slots.first_free(self.capacity)?, *id)));
         free.min().map(|(slot, instance)| (instance, slot))
     }
 
@@ -279,21 +288,27 @@ impl Table {
         number
     }
 
-    /// Moves the request that a sequence executes and that is rescheduled to a new sequence without a slot on the same instance,
-    /// so that the sequence's next request can follow. Returns the number of the new sequence.
+    /// Moves the request that a sequence executes and that is rescheduled to a new sequence without
+    /// a slot on the same instance, so that the sequence's next request can follow. Returns the
+    /// number of the new sequence.
     pub(super) fn split(&mut self, number: Number) -> Option<Number> {
         let fresh = self.fresh();
         let origin = self.sequences.get_mut(&number)?;
         let Assignment::Slot(instance, _) = origin.assignment else { return None };
         let key = origin.running.take()?;
         origin.continued += 1;
-        let sequence = Sequence::new(CorrelationId::default(), Assignment::Continued(instance), key);
+        let sequence =
+            Sequence::new(CorrelationId::default(), Assignment::Continued(instance), key);
         let closed = true;
-        self.sequences.insert(fresh, Sequence { closed, running: Some(key), origin: Some(number), ..sequence });
+        self.sequences.insert(
+            fresh,
+            Sequence { closed, running: Some(key), origin: Some(number), ..sequence },
+        );
         Some(fresh)
     }
 
-    /// Assigns the smallest free slot to the first sequence of the backlog, and removes it from there.
+    /// Assigns the smallest free slot to the first sequence of the backlog, and removes it from
+    /// there.
     pub(super) fn assign_slot(&mut self) -> Option<Number> {
         let (instance, slot) = self.free_slot()?;
         let number = self.backlog.pop_first()?;
@@ -345,7 +360,8 @@ impl Table {
         sequence.queue.push_front(step);
     }
 
-    /// Takes the sequence's next request for execution. It counts as waiting until it is [`Table::sent`].
+    /// Takes the sequence's next request for execution. It counts as waiting until it is
+    /// [`Table::sent`].
     pub(super) fn issue(&mut self, number: Number) -> Option<Step> {
         let sequence = self.sequences.get_mut(&number)?;
         let step = sequence.queue.pop_front()?;
@@ -363,17 +379,30 @@ impl Table {
         Some(current)
     }
 
-    /// Removes waiting requests of a sequence and returns them in order: all, or those with the key of `from`, starting at it.
-    pub(super) fn take_waiting(&mut self, number: Number, from: Option<RequestId>) -> Vec<RequestId> {
+    /// Removes waiting requests of a sequence and returns them in order: all, or those with the key
+    /// of `from`, starting at it.
+    pub(super) fn take_waiting(
+        &mut self,
+        number: Number,
+        from: Option<RequestId>,
+    ) -> Vec<RequestId> {
         let Some(sequence) = self.sequences.get_mut(&number) else { return Vec::new() };
         let key = from.and_then(|from| sequence.key_of(from));
-        let first = from.and_then(|from| sequence.queue.iter().position(|step| step.request == from));
+        let first =
+            from.and_then(|from| sequence.queue.iter().position(|step| step.request == from));
         let issued = match first {
             Some(_) => None,
-            None => sequence.current.take_if(|current| !current.sent).map(|current| current.request),
+            None => {
+                sequence.current.take_if(|current| !current.sent).map(|current| current.request)
+            }
         };
         let first = first.unwrap_or(0);
-        let count = sequence.queue.iter().skip(first).take_while(|step| key.is_none_or(|key| step.key == key)).count();
+        let count = sequence
+            .queue
+            .iter()
+            .skip(first)
+            .take_while(|step| key.is_none_or(|key| step.key == key))
+            .count();
         let queued = sequence.queue.drain(first..first + count).map(|step| step.request);
         let requests: Vec<RequestId> = issued.into_iter().chain(queued).collect();
         for request in &requests {
@@ -386,7 +415,8 @@ impl Table {
     /// Removes one waiting request of a sequence.
     pub(super) fn take_one(&mut self, number: Number, request: RequestId) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
-        let issued = sequence.current.take_if(|current| !current.sent && current.request == request);
+        let issued =
+            sequence.current.take_if(|current| !current.sent && current.request == request);
         if issued.is_none() {
             sequence.queue.retain(|step| step.request != request);
         }
@@ -394,7 +424,8 @@ impl Table {
         self.update_timeout(number);
     }
 
-    /// After requests were removed: the timeout of a sequence in the backlog is the earliest of those that still wait.
+    /// After requests were removed: the timeout of a sequence in the backlog is the earliest of
+    /// those that still wait.
     fn update_timeout(&mut self, number: Number) {
         let Some(sequence) = self.get(number) else { return };
         if sequence.assignment == Assignment::Backlog {
@@ -463,7 +494,8 @@ impl Table {
         }
     }
 
-    /// Removes an instance and its slots. Returns its sequences, the oldest first, which no longer have slots.
+    /// Removes an instance and its slots. Returns its sequences, the oldest first, which no longer
+    /// have slots.
     pub(super) fn remove_instance(&mut self, instance: InstanceId) -> Vec<Number> {
         self.instances.remove(&instance);
         let mut lost = Vec::new();

@@ -1,4 +1,5 @@
-//! `timeout_action: DELAY`: requests whose timeouts have passed are served after the others of their level.
+//! `timeout_action: DELAY`: requests whose timeouts have passed are served after the others of
+//! their level.
 
 use super::{batching, ms, sim, ticket, timed};
 use crate::scheduler::sim::Event;
@@ -6,8 +7,11 @@ use crate::scheduler::{QueuePolicy, Settings, Ticket, TimeoutAction};
 
 #[test]
 fn a_delayed_request_is_served_after_all_others() {
-    let queue_policy =
-        QueuePolicy { default_timeout_us: 30_000, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
+    let queue_policy = QueuePolicy {
+        default_timeout_us: 30_000,
+        timeout_action: TimeoutAction::Delay,
+        ..QueuePolicy::default()
+    };
     let mut sim = sim(Settings { queue_policy, ..Settings::default() });
     (1..3).for_each(|number| sim.at(ms(0), Event::Arrive(ticket(number))));
     (3..5).for_each(|number| sim.at(ms(90), Event::Arrive(ticket(number))));
@@ -18,8 +22,11 @@ fn a_delayed_request_is_served_after_all_others() {
 
 #[test]
 fn the_queue_delay_of_a_delayed_request_starts_with_its_arrival() {
-    let queue_policy =
-        QueuePolicy { default_timeout_us: 100_000, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
+    let queue_policy = QueuePolicy {
+        default_timeout_us: 100_000,
+        timeout_action: TimeoutAction::Delay,
+        ..QueuePolicy::default()
+    };
     let mut sim = sim(Settings { queue_policy, ..batching(8, &[4, 8], 10_000_000) });
     sim.at(ms(0), Event::Arrive(ticket(1)));
     sim.at(ms(200), Event::Arrive(Ticket { batch_size: 2, ..ticket(2) }));

@@ -1,5 +1,5 @@
-//! Several models that share a rate limiter, in virtual time: random demands, arrivals, losses, loads and unloads, and grants
-//! that reach their driver late, as with two threads.
+//! Several models that share a rate limiter, in virtual time: random demands, arrivals, losses,
+//! loads and unloads, and grants that reach their driver late, as with two threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,7 +7,9 @@ use super::random::Random;
 use super::{ms, us};
 use crate::id::{InstanceId, RequestId};
 use crate::scheduler::rate_limiter::{Demand, Limit, Member, Need};
-use crate::scheduler::{Action, QueuePolicy, RateLimiter, Scheduler, Settings, Ticket, TimeoutAction, create};
+use crate::scheduler::{
+    Action, QueuePolicy, RateLimiter, Scheduler, Settings, Ticket, TimeoutAction, create,
+};
 use crate::timeline::Instant;
 
 #[derive(Debug)]
@@ -37,7 +39,8 @@ struct Model {
     scheduler: Box<dyn Scheduler>,
     members: Vec<Member>,
     instances: Vec<Instance>,
-    /// Requests without an answer: their tickets, their arrival times, and whether they were lost once.
+    /// Requests without an answer: their tickets, their arrival times, and whether they were lost
+    /// once.
     open: BTreeMap<RequestId, (Ticket, Instant, bool)>,
     /// The number of executions of each instance.
     executed: Vec<u64>,
@@ -88,7 +91,8 @@ impl World {
         self.events.insert((time, self.planned), event);
     }
 
-    /// Adds a model that is not loaded yet; each of its executions takes `service` microseconds, some twice that.
+    /// Adds a model that is not loaded yet; each of its executions takes `service` microseconds,
+    /// some twice that.
     fn add(&mut self, settings: Settings, demands: Vec<Demand>, service: u64) -> usize {
         let settings = Settings { rate_limited: true, ..settings };
         let scheduler = create(settings.clone());
@@ -160,7 +164,10 @@ impl World {
             Event::Done(model, instance, generation) => self.done(model, instance, generation),
             Event::Lose(model, instance) => self.lose(model, instance),
             Event::Join(model, instance) => {
-                if let Some(joined) = self.models[model].instances.get_mut(instance.0 as usize).filter(|one| !one.ready)
+                if let Some(joined) = self.models[model]
+                    .instances
+                    .get_mut(instance.0 as usize)
+                    .filter(|one| !one.ready)
                 {
                     joined.ready = true;
                     self.models[model].scheduler.instance_ready(instance, now);
@@ -187,7 +194,9 @@ impl World {
 
     fn done(&mut self, model: usize, instance: InstanceId, generation: u32) {
         let owner = &mut self.models[model];
-        let Some(done) = owner.instances.get_mut(instance.0 as usize).filter(|one| one.generation == generation) else {
+        let Some(done) =
+            owner.instances.get_mut(instance.0 as usize).filter(|one| one.generation == generation)
+        else {
             return;
         };
         let batch = done.batch.take();
@@ -198,7 +207,10 @@ impl World {
     fn lose(&mut self, model: usize, instance: InstanceId) {
         let now = self.now;
         let owner = &mut self.models[model];
-        let Some(lost) = owner.instances.get_mut(instance.0 as usize).filter(|one| one.ready) else { return };
+        let Some(lost) = owner.instances.get_mut(instance.0 as usize).filter(|one| one.ready)
+        else {
+            return;
+        };
         (lost.ready, lost.generation) = (false, lost.generation + 1);
         let batch = lost.batch.take();
         owner.scheduler.instance_lost(instance, now);
@@ -267,7 +279,10 @@ impl World {
             Action::Reject { request, .. } => self.answer(model, request),
             Action::Acquire { instance } => {
                 let member = member(instance);
-                assert!(self.models[model].instances[instance.0 as usize].ready, "a lost instance is staged");
+                assert!(
+                    self.models[model].instances[instance.0 as usize].ready,
+                    "a lost instance is staged"
+                );
                 self.limiter.stage(member, self.now);
                 self.staged.insert(member, self.now);
             }
@@ -278,11 +293,17 @@ impl World {
             }
             Action::Release { instance } => self.limiter.release(member(instance)),
             Action::Execute { instance, requests, .. } => {
-                assert!(self.limiter.holds(member(instance)), "an instance executes without its resources");
+                assert!(
+                    self.limiter.holds(member(instance)),
+                    "an instance executes without its resources"
+                );
                 let at = instance.0 as usize;
                 let service = us(self.models[model].service * (1 + self.random.below(2)));
                 let executing = &mut self.models[model].instances[at];
-                assert!(executing.ready && executing.batch.replace(requests).is_none(), "one batch at a time");
+                assert!(
+                    executing.ready && executing.batch.replace(requests).is_none(),
+                    "one batch at a time"
+                );
                 let generation = executing.generation;
                 self.models[model].executed[at] += 1;
                 self.at(self.now + service, Event::Done(model, instance, generation));
@@ -291,19 +312,36 @@ impl World {
         }
     }
 
-    /// Checks that held resources are within the limits at each grant. Counts them independently of the limiter, over executing
-    /// instances and pending grants.
+    /// Checks that held resources are within the limits at each grant. Counts them independently of
+    /// the limiter, over executing instances and pending grants.
     fn check_grant(&mut self, member: Member) {
         let since = self.staged.remove(&member).expect("only staged instances get resources");
         self.longest_wait = self.longest_wait.max(self.now.ns_since(since));
         let (model, instance) = self.owners[&member];
         for need in &self.models[model].demands[instance.0 as usize].resources {
             let same = |other: &&Need| (&other.name, other.device) == (&need.name, need.device);
-            let held: u32 = self.holders().flat_map(|demand| demand.resources.iter().find(same)).map(|n| n.count).sum();
-            let loaded = self.models.iter().filter(|model| model.loaded).flat_map(|model| &model.demands);
-            let most = loaded.flat_map(|demand| demand.resources.iter().filter(same)).map(|need| need.count).max();
-            let limit = self.limits.iter().find(|limit| limit.name == need.name).map(|limit| limit.count).or(most);
-            assert!(need.count == 0 || Some(held) <= limit, "{held} of {limit:?} {need:?} are held at {:?}", self.now);
+            let held: u32 = self
+                .holders()
+                .flat_map(|demand| demand.resources.iter().find(same))
+                .map(|n| n.count)
+                .sum();
+            let loaded =
+                self.models.iter().filter(|model| model.loaded).flat_map(|model| &model.demands);
+            let most = loaded
+                .flat_map(|demand| demand.resources.iter().filter(same))
+                .map(|need| need.count)
+                .max();
+            let limit = self
+                .limits
+                .iter()
+                .find(|limit| limit.name == need.name)
+                .map(|limit| limit.count)
+                .or(most);
+            assert!(
+                need.count == 0 || Some(held) <= limit,
+                "{held} of {limit:?} {need:?} are held at {:?}",
+                self.now
+            );
         }
     }
 
@@ -317,8 +355,14 @@ impl World {
         for (member, (model, instance)) in &self.owners {
             let executes = self.models[*model].instances[instance.0 as usize].batch.is_some();
             let on_its_way = self.mailbox.contains(member);
-            assert!(executes <= self.limiter.holds(*member), "{instance:?} of {model} executes without resources");
-            assert!(executes || on_its_way || !self.limiter.holds(*member), "{instance:?} of {model} leaks");
+            assert!(
+                executes <= self.limiter.holds(*member),
+                "{instance:?} of {model} executes without resources"
+            );
+            assert!(
+                executes || on_its_way || !self.limiter.holds(*member),
+                "{instance:?} of {model} leaks"
+            );
         }
     }
 
@@ -330,7 +374,11 @@ impl World {
         }
         assert_eq!(self.answered, self.arrived, "each request is answered once");
         assert!(self.staged.is_empty() && self.mailbox.is_empty());
-        assert!(self.limiter.usage().iter().all(|usage| usage.used == 0), "{:?}", self.limiter.usage());
+        assert!(
+            self.limiter.usage().iter().all(|usage| usage.used == 0),
+            "{:?}",
+            self.limiter.usage()
+        );
     }
 }
 
@@ -370,12 +418,16 @@ fn random_settings(random: &mut Random) -> Settings {
 /// Creates a random simulation with this many requests for each model, with all its events planned.
 fn random_world(seed: u64, requests: u64) -> World {
     let mut random = Random(seed);
-    let limits =
-        if random.chance(3) { vec![Limit { name: "scarce".to_owned(), count: 4, device: None }] } else { vec![] };
+    let limits = if random.chance(3) {
+        vec![Limit { name: "scarce".to_owned(), count: 4, device: None }]
+    } else {
+        vec![]
+    };
     let mut world = World::new(seed, limits);
     world.late = random.chance(2);
     for _ in 0..2 + random.below(4) {
-        let demands: Vec<Demand> = (0..1 + random.below(3)).map(|_| random_demand(&mut random)).collect();
+        let demands: Vec<Demand> =
+            (0..1 + random.below(3)).map(|_| random_demand(&mut random)).collect();
         let settings = random_settings(&mut random);
         let service = 50 + random.below(900);
         let instances = demands.len() as u64;
@@ -387,10 +439,17 @@ fn random_world(seed: u64, requests: u64) -> World {
             time += random.below(busy);
             let request = RequestId(number);
             let shape_key = random.below(10) / 9;
-            let ticket = Ticket { request, batch_size: 1, shape_key, priority: random.below(3), ..Ticket::default() };
+            let ticket = Ticket {
+                request,
+                batch_size: 1,
+                shape_key,
+                priority: random.below(3),
+                ..Ticket::default()
+            };
             world.at(Instant(0) + us(time), Event::Arrive(model, ticket));
             if random.chance(20) {
-                world.at(Instant(0) + us(time + random.below(2_000)), Event::Cancel(model, request));
+                world
+                    .at(Instant(0) + us(time + random.below(2_000)), Event::Cancel(model, request));
             }
             if random.chance(100) {
                 let instance = InstanceId(random.below(instances) as u32);
@@ -410,7 +469,8 @@ fn random_world(seed: u64, requests: u64) -> World {
     world
 }
 
-/// Checks over a million requests: limits hold, all resources are released, each request is answered once, and none starves.
+/// Checks over a million requests: limits hold, all resources are released, each request is
+/// answered once, and none starves.
 #[test]
 fn models_share_resources_within_the_limits() {
     let mut arrived = 0;
@@ -419,14 +479,24 @@ fn models_share_resources_within_the_limits() {
         let mut world = random_world(seed, REQUESTS);
         world.run();
         arrived += world.arrived;
-        refused_to_load += world.models.iter().filter(|model| model.executed.iter().sum::<u64>() == 0).count();
-        let slowest = world.models.iter().map(|model| 2 * model.service + 400).max().unwrap_or_default();
+        refused_to_load +=
+            world.models.iter().filter(|model| model.executed.iter().sum::<u64>() == 0).count();
+        let slowest =
+            world.models.iter().map(|model| 2 * model.service + 400).max().unwrap_or_default();
         let instances: usize = world.models.iter().map(|model| model.demands.len()).sum();
-        // An instance of priority 10 lets ten executions of each other pass, and waits for those before it.
+        // An instance of priority 10 lets ten executions of each other pass, and waits for those
+        // before it.
         let bound = us(slowest * (instances * instances * 11) as u64);
-        assert!(world.longest_wait < bound.as_nanos() as u64, "seed {seed}: {} ns", world.longest_wait);
+        assert!(
+            world.longest_wait < bound.as_nanos() as u64,
+            "seed {seed}: {} ns",
+            world.longest_wait
+        );
     }
-    assert!(arrived > 1_200_000 && refused_to_load < 400, "{arrived} requests, {refused_to_load} models without any");
+    assert!(
+        arrived > 1_200_000 && refused_to_load < 400,
+        "{arrived} requests, {refused_to_load} models without any"
+    );
 }
 
 const SEEDS: u64 = 400;
@@ -452,18 +522,27 @@ fn busy_world(seed: u64, demands: &[Demand], limits: Vec<Limit>) -> World {
     world
 }
 
-/// Instances that are always busy and exclude each other execute in inverse proportion to their priorities, at any time.
+/// Instances that are always busy and exclude each other execute in inverse proportion to their
+/// priorities, at any time.
 #[test]
 fn executions_are_shared_by_priority() {
     for seed in 0..200 {
         let mut random = Random(seed);
-        let priorities: Vec<u32> = (0..2 + random.below(4)).map(|_| 1 + random.below(12) as u32).collect();
-        let demands: Vec<Demand> = priorities.iter().map(|priority| one("R", 1, *priority)).collect();
+        let priorities: Vec<u32> =
+            (0..2 + random.below(4)).map(|_| 1 + random.below(12) as u32).collect();
+        let demands: Vec<Demand> =
+            priorities.iter().map(|priority| one("R", 1, *priority)).collect();
         let mut world = busy_world(seed, &demands, Vec::new());
         while let Some(((time, _), event)) = world.events.pop_first() {
             world.now = time;
             world.happen(event);
-            let weighted = || world.models.iter().zip(&priorities).map(|(model, p)| model.executed[0] * u64::from(*p));
+            let weighted = || {
+                world
+                    .models
+                    .iter()
+                    .zip(&priorities)
+                    .map(|(model, p)| model.executed[0] * u64::from(*p))
+            };
             let least = weighted().min().unwrap();
             let most = weighted().max().unwrap();
             let largest = u64::from(*priorities.iter().max().unwrap());
@@ -480,7 +559,8 @@ fn executions_are_shared_by_priority() {
     }
 }
 
-/// An instance that needs all of a resource is served among many that need little, as often as its weight requires.
+/// An instance that needs all of a resource is served among many that need little, as often as its
+/// weight requires.
 #[test]
 fn an_instance_with_a_large_need_does_not_starve() {
     let mut demands = vec![one("R", 1, 1); 6];
@@ -500,5 +580,8 @@ fn others_continue_while_one_waits() {
     world.run();
     let executed: BTreeSet<u64> = world.models[2..].iter().map(|model| model.executed[0]).collect();
     let alone = |model: usize| 1_000_000 / (world.models[model].service * 3 / 2);
-    assert!(executed.iter().zip([2, 3]).all(|(count, _)| *count > alone(2).min(alone(3)) * 9 / 10), "{executed:?}");
+    assert!(
+        executed.iter().zip([2, 3]).all(|(count, _)| *count > alone(2).min(alone(3)) * 9 / 10),
+        "{executed:?}"
+    );
 }

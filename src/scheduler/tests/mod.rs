@@ -35,7 +35,12 @@ fn shaped(number: u64, shape_key: u64) -> Ticket {
 }
 
 fn batching(max_batch_size: u32, preferred: &[u32], max_queue_delay_us: u64) -> Settings {
-    Settings { max_batch_size, preferred_batch_sizes: preferred.to_vec(), max_queue_delay_us, ..Settings::default() }
+    Settings {
+        max_batch_size,
+        preferred_batch_sizes: preferred.to_vec(),
+        max_queue_delay_us,
+        ..Settings::default()
+    }
 }
 
 /// Creates a simulation with one instance with a service time of 100 ms, ready from the start.
@@ -50,7 +55,9 @@ fn timed(sim: &Sim) -> Vec<(u64, Vec<u64>)> {
     sim.log
         .iter()
         .filter_map(|record| match record {
-            Record::Sent { at, requests, .. } => Some((at.0 / 1_000_000, requests.iter().map(|id| id.0).collect())),
+            Record::Sent { at, requests, .. } => {
+                Some((at.0 / 1_000_000, requests.iter().map(|id| id.0).collect()))
+            }
             Record::Answered { .. } => None,
         })
         .collect()
@@ -63,11 +70,16 @@ fn outcome(sim: &Sim, number: u64) -> (u64, Outcome) {
 
 /// Checks the batches and their times when all tickets arrive at once, 1 ms after the instance.
 #[track_caller]
-fn check(settings: Settings, tickets: impl IntoIterator<Item = Ticket>, expected: &[(u64, &[u64])]) {
+fn check(
+    settings: Settings,
+    tickets: impl IntoIterator<Item = Ticket>,
+    expected: &[(u64, &[u64])],
+) {
     let mut sim = sim(settings);
     tickets.into_iter().for_each(|ticket| sim.at(ms(1), Event::Arrive(ticket)));
     sim.run();
-    let expected: Vec<(u64, Vec<u64>)> = expected.iter().map(|&(at, batch)| (at, batch.to_vec())).collect();
+    let expected: Vec<(u64, Vec<u64>)> =
+        expected.iter().map(|&(at, batch)| (at, batch.to_vec())).collect();
     assert_eq!(timed(&sim), expected);
 }
 
@@ -79,14 +91,22 @@ fn without_preferred_sizes_or_delay_an_idle_instance_gets_all_waiting_requests()
 
 #[test]
 fn the_default_scheduler_executes_each_request_alone() {
-    check(Settings::default(), [sized(1, 1), sized(2, 8), sized(3, 0)], &[(1, &[1]), (1, &[2]), (101, &[3])]);
+    check(
+        Settings::default(),
+        [sized(1, 1), sized(2, 8), sized(3, 0)],
+        &[(1, &[1]), (1, &[2]), (101, &[3])],
+    );
     let unbatched = Settings { max_batch_size: 0, ..Settings::default() };
     check(unbatched, [sized(1, 0), sized(2, 0)], &[(1, &[1]), (1, &[2])]);
 }
 
 #[test]
 fn the_largest_preferred_size_wins_and_is_sent_without_waiting() {
-    check(batching(8, &[2, 4], 500_000), (1..8).map(ticket), &[(1, &[1, 2, 3, 4]), (101, &[5, 6]), (501, &[7])]);
+    check(
+        batching(8, &[2, 4], 500_000),
+        (1..8).map(ticket),
+        &[(1, &[1, 2, 3, 4]), (101, &[5, 6]), (501, &[7])],
+    );
 }
 
 #[test]
@@ -97,7 +117,8 @@ fn a_batch_is_sent_when_the_next_request_would_exceed_the_largest_preferred_size
 #[test]
 fn after_the_delay_all_requests_are_sent_up_to_the_maximum() {
     check(batching(8, &[4, 6], 50_000), (1..3).map(ticket), &[(51, &[1, 2])]);
-    // The first request keeps the instance busy for longer than the delay: then 4 is no longer preferred.
+    // The first request keeps the instance busy for longer than the delay: then 4 is no longer
+    // preferred.
     let mut sim = sim(batching(8, &[4], 50_000));
     sim.at(ms(1), Event::Arrive(sized(1, 8)));
     sim.at(ms(2), Event::Arrive(ticket(2)));
@@ -135,7 +156,8 @@ fn the_delay_counts_from_the_oldest_request() {
 
 #[test]
 fn a_busy_instance_gets_a_batch_only_when_waiting_could_not_improve_it() {
-    // A full batch is sent behind the running one. A partial one waits, grows, and is sent when the instance is idle.
+    // A full batch is sent behind the running one. A partial one waits, grows, and is sent when the
+    // instance is idle.
     let mut full = sim(batching(2, &[], 0));
     full.at(ms(0), Event::Arrive(ticket(1)));
     (2..4).for_each(|number| full.at(ms(5), Event::Arrive(ticket(number))));
@@ -166,7 +188,8 @@ fn prefetch_is_disabled_by_its_setting_a_queue_policy_or_levels() {
     let overridable = QueuePolicy { allow_timeout_override: true, ..QueuePolicy::default() };
     let delaying = QueuePolicy { timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
     let with = |queue_policy| Settings { queue_policy, ..Settings::default() };
-    let at_level = Settings { priority_queue_policies: BTreeMap::from([(2, limited)]), ..Settings::default() };
+    let at_level =
+        Settings { priority_queue_policies: BTreeMap::from([(2, limited)]), ..Settings::default() };
     let levels = Settings { priority_levels: 2, default_priority_level: 2, ..Settings::default() };
     let off = Settings { prefetch: false, ..Settings::default() };
     for (settings, expected) in [
@@ -215,22 +238,31 @@ fn a_queue_limit_of_four_refuses_two_of_ten() {
         sim.run_until(ms(1000));
         assert_eq!(sim.pending(), 4);
         sim.run();
-        let refused = sim.answers().filter(|answer| answer.2 == Outcome::Rejected(RejectReason::QueueFull)).count();
+        let refused = sim
+            .answers()
+            .filter(|answer| answer.2 == Outcome::Rejected(RejectReason::QueueFull))
+            .count();
         assert_eq!((refused, sim.batches().count()), (2, 2), "refused, executions");
     }
 }
 
 #[test]
 fn an_expired_request_is_rejected_on_time_even_without_an_instance() {
-    let queue_policy =
-        QueuePolicy { default_timeout_us: 30_000, allow_timeout_override: true, ..QueuePolicy::default() };
+    let queue_policy = QueuePolicy {
+        default_timeout_us: 30_000,
+        allow_timeout_override: true,
+        ..QueuePolicy::default()
+    };
     let mut sim = Sim::new(create(Settings { queue_policy, ..batching(4, &[], 0) }), ms(100));
     for (number, timeout_us) in [(1, 0), (2, 10_000), (3, 90_000)] {
         sim.at(ms(5), Event::Arrive(Ticket { timeout_us, ..ticket(number) }));
     }
     sim.run();
     let rejected = Outcome::Rejected(RejectReason::Timeout);
-    assert_eq!([1, 2, 3].map(|number| outcome(&sim, number)), [(35, rejected), (15, rejected), (35, rejected)]);
+    assert_eq!(
+        [1, 2, 3].map(|number| outcome(&sim, number)),
+        [(35, rejected), (15, rejected), (35, rejected)]
+    );
 }
 
 #[test]
@@ -243,7 +275,8 @@ fn a_request_can_only_shorten_a_default_timeout_if_allowed() {
         (100, true, 0, Some(100)),
         (100, true, 200, Some(100)),
     ] {
-        let policy = QueuePolicy { default_timeout_us, allow_timeout_override, ..QueuePolicy::default() };
+        let policy =
+            QueuePolicy { default_timeout_us, allow_timeout_override, ..QueuePolicy::default() };
         assert_eq!(policy.timeout(requested), expected.map(us), "{policy:?} {requested}");
     }
 }
@@ -297,14 +330,21 @@ fn requests_of_a_lost_instance_are_requeued_first_and_once() {
 fn an_instance_that_joins_again_holds_nothing() {
     let mut scheduler = create(Settings { prefetch: false, ..Settings::default() });
     let now = Instant(1);
-    let sent =
-        Some(Action::Execute { instance: InstanceId(0), requests: vec![RequestId(1)], reason: SendReason::Full });
+    let sent = Some(Action::Execute {
+        instance: InstanceId(0),
+        requests: vec![RequestId(1)],
+        reason: SendReason::Full,
+    });
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.enqueue(ticket(1), now);
     assert_eq!(scheduler.poll_action(now), sent);
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.requeue(ticket(1), now, now);
-    assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (sent, None), "the instance is known once");
+    assert_eq!(
+        (scheduler.poll_action(now), scheduler.poll_action(now)),
+        (sent, None),
+        "the instance is known once"
+    );
 }
 
 #[test]
@@ -318,7 +358,11 @@ fn a_batch_that_was_decided_but_not_polled_returns_from_a_lost_instance() {
     scheduler.instance_lost(InstanceId(0), now);
     assert_eq!((scheduler.poll_action(now), scheduler.queued()), (None, 2));
     scheduler.instance_ready(InstanceId(7), now);
-    let first = Action::Execute { instance: InstanceId(7), requests: vec![RequestId(1)], reason: SendReason::Full };
+    let first = Action::Execute {
+        instance: InstanceId(7),
+        requests: vec![RequestId(1)],
+        reason: SendReason::Full,
+    };
     assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (Some(first), None));
 }
 
@@ -338,7 +382,8 @@ fn all_queued_requests_can_be_rejected() {
     let mut scheduler = create(Settings::default());
     (1..3).for_each(|number| scheduler.enqueue(ticket(number), Instant(1)));
     scheduler.reject_all(RejectReason::NoInstance, Instant(2));
-    let rejected = |number| Action::Reject { request: RequestId(number), reason: RejectReason::NoInstance };
+    let rejected =
+        |number| Action::Reject { request: RequestId(number), reason: RejectReason::NoInstance };
     let actions: Vec<Action> = std::iter::from_fn(|| scheduler.poll_action(Instant(2))).collect();
     assert_eq!(actions, [rejected(1), rejected(2)]);
     assert_eq!(scheduler.queued(), 0);
@@ -356,22 +401,26 @@ fn the_test_setting_holds_execution_until_enough_requests_are_queued() {
 
 #[test]
 fn lower_levels_are_served_first_and_unknown_ones_are_the_default() {
-    let settings = Settings { priority_levels: 3, default_priority_level: 2, ..Settings::default() };
+    let settings =
+        Settings { priority_levels: 3, default_priority_level: 2, ..Settings::default() };
     let tickets = [(1, 3), (2, 3), (3, 3), (4, 0), (5, 99), (6, 1)]
         .map(|(number, priority)| Ticket { priority, ..ticket(number) });
-    let order: [(u64, &[u64]); 6] = [(1, &[6]), (101, &[4]), (201, &[5]), (301, &[1]), (401, &[2]), (501, &[3])];
+    let order: [(u64, &[u64]); 6] =
+        [(1, &[6]), (101, &[4]), (201, &[5]), (301, &[1]), (401, &[2]), (501, &[3])];
     check(settings, tickets, &order);
 }
 
 #[test]
 fn a_request_of_a_higher_priority_joins_the_batch_before_others() {
-    let levels = Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 500_000) };
+    let levels =
+        Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 500_000) };
     let mut scheduler = create(levels);
     let now = Instant(1);
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.enqueue(ticket(2), now);
     assert_eq!(scheduler.poll_action(now), None, "it waits for further requests");
-    // The scan has reached 2; now 3 (level 2, another shape) and 4 (level 1) arrive before it continues.
+    // The scan has reached 2; now 3 (level 2, another shape) and 4 (level 1) arrive before it
+    // continues.
     scheduler.enqueue(Ticket { priority: 2, ..shaped(3, 9) }, now);
     scheduler.enqueue(ticket(4), now);
     let expected = Action::Execute {
@@ -387,10 +436,19 @@ fn requests_that_wait_too_long_for_an_instance_are_rejected() {
     let mut scheduler = create(batching(8, &[], 0));
     (1..4).for_each(|number| scheduler.enqueue(ticket(number), Instant(number)));
     scheduler.reject_queued_before(Instant(3), RejectReason::NotRestarted, Instant(9));
-    let rejected = |number| Some(Action::Reject { request: RequestId(number), reason: RejectReason::NotRestarted });
-    assert_eq!([(); 3].map(|()| scheduler.poll_action(Instant(9))), [rejected(1), rejected(2), None]);
+    let rejected = |number| {
+        Some(Action::Reject { request: RequestId(number), reason: RejectReason::NotRestarted })
+    };
+    assert_eq!(
+        [(); 3].map(|()| scheduler.poll_action(Instant(9))),
+        [rejected(1), rejected(2), None]
+    );
     scheduler.instance_ready(InstanceId(0), Instant(9));
-    let sent = Action::Execute { instance: InstanceId(0), requests: vec![RequestId(3)], reason: SendReason::Idle };
+    let sent = Action::Execute {
+        instance: InstanceId(0),
+        requests: vec![RequestId(3)],
+        reason: SendReason::Idle,
+    };
     assert_eq!(scheduler.poll_action(Instant(9)), Some(sent));
 }
 
@@ -434,7 +492,12 @@ fn invalid_calls_are_ignored() {
 fn errors_have_tritons_codes_and_texts() {
     use crate::error::{ErrorCode, Reason};
     for (reason, code, metric, text) in [
-        (RejectReason::QueueFull, ErrorCode::Unavailable, Reason::QueueFull, "Exceeds maximum queue size"),
+        (
+            RejectReason::QueueFull,
+            ErrorCode::Unavailable,
+            Reason::QueueFull,
+            "Exceeds maximum queue size",
+        ),
         (RejectReason::Timeout, ErrorCode::Unavailable, Reason::Timeout, "Request timeout expired"),
         (RejectReason::Cancelled, ErrorCode::Cancelled, Reason::Cancelled, ""),
         (
@@ -444,9 +507,15 @@ fn errors_have_tritons_codes_and_texts() {
             "Server is stopping, scheduler for model has stopped accepting new inference requests",
         ),
     ] {
-        assert_eq!(reason.error("m", &CorrelationId::default()), InferError::new(code, metric, text));
+        assert_eq!(
+            reason.error("m", &CorrelationId::default()),
+            InferError::new(code, metric, text)
+        );
     }
-    assert_eq!(RejectReason::NoInstance.error("m", &CorrelationId::default()).code, ErrorCode::Unavailable);
+    assert_eq!(
+        RejectReason::NoInstance.error("m", &CorrelationId::default()).code,
+        ErrorCode::Unavailable
+    );
 }
 
 /// Returns the reason of the first batch of these requests, polled at `at` microseconds.
@@ -477,10 +546,16 @@ fn every_batch_has_a_reason() {
     assert_eq!(first_reason(delayed.clone(), &[1, 1], 10, false), SendReason::Delay);
     assert_eq!(first_reason(delayed, &[1, 1], 0, true), SendReason::Drain);
     assert_eq!(first_reason(preferring, &[1, 1], 0, false), SendReason::Preferred);
-    let queue_policy =
-        QueuePolicy { default_timeout_us: 5, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
-    for (max_queue_delay_us, reason) in [(0, SendReason::Idle), (3, SendReason::Delay), (5, SendReason::Delay)] {
-        let late = Settings { max_batch_size: 4, max_queue_delay_us, queue_policy, ..Settings::default() };
+    let queue_policy = QueuePolicy {
+        default_timeout_us: 5,
+        timeout_action: TimeoutAction::Delay,
+        ..QueuePolicy::default()
+    };
+    for (max_queue_delay_us, reason) in
+        [(0, SendReason::Idle), (3, SendReason::Delay), (5, SendReason::Delay)]
+    {
+        let late =
+            Settings { max_batch_size: 4, max_queue_delay_us, queue_policy, ..Settings::default() };
         assert_eq!(first_reason(late, &[1, 1], 5, false), reason, "delay {max_queue_delay_us}");
     }
 }
@@ -493,5 +568,8 @@ fn waiting_requests_are_counted_by_level() {
     for (number, priority) in [(1, 2), (2, 1), (3, 2)] {
         scheduler.enqueue(Ticket { priority, ..ticket(number) }, Instant(number));
     }
-    assert_eq!(scheduler.waiting(), Waiting { levels: vec![(1, 1), (2, 2)], oldest: Some(Instant(1)) });
+    assert_eq!(
+        scheduler.waiting(),
+        Waiting { levels: vec![(1, 1), (2, 2)], oldest: Some(Instant(1)) }
+    );
 }

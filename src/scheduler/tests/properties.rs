@@ -1,4 +1,5 @@
-//! Invariants of random runs: random settings, arrivals, cancellations, lost instances and service times.
+//! Invariants of random runs: random settings, arrivals, cancellations, lost instances and service
+//! times.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,9 @@ use super::reference::Reference;
 use super::{ms, us};
 use crate::id::{InstanceId, RequestId};
 use crate::scheduler::sim::{Event, Outcome, Record, Sim};
-use crate::scheduler::{QueuePolicy, RejectReason, Reorder, Scheduler, Settings, Ticket, TimeoutAction, create};
+use crate::scheduler::{
+    QueuePolicy, RejectReason, Reorder, Scheduler, Settings, Ticket, TimeoutAction, create,
+};
 use crate::timeline::Instant;
 
 #[derive(Clone, Debug)]
@@ -31,21 +34,38 @@ struct Scenario {
 
 fn policy() -> impl Strategy<Value = QueuePolicy> {
     let action = prop_oneof![Just(TimeoutAction::Reject), Just(TimeoutAction::Delay)];
-    (prop_oneof![3 => Just(0u32), 1 => 1..6u32], prop_oneof![2 => Just(0u64), 1 => 1..900u64], any::<bool>(), action)
-        .prop_map(|(max_queue_size, default_timeout_us, allow_timeout_override, timeout_action)| QueuePolicy {
-            max_queue_size,
-            default_timeout_us,
-            allow_timeout_override,
-            timeout_action,
-        })
+    (
+        prop_oneof![3 => Just(0u32), 1 => 1..6u32],
+        prop_oneof![2 => Just(0u64), 1 => 1..900u64],
+        any::<bool>(),
+        action,
+    )
+        .prop_map(
+            |(max_queue_size, default_timeout_us, allow_timeout_override, timeout_action)| {
+                QueuePolicy {
+                    max_queue_size,
+                    default_timeout_us,
+                    allow_timeout_override,
+                    timeout_action,
+                }
+            },
+        )
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
     let delay = prop_oneof![Just(0u64), 1..800u64];
-    let policies = (prop_oneof![2 => Just(QueuePolicy::default()), 1 => policy()], policy(), any::<bool>());
+    let policies =
+        (prop_oneof![2 => Just(QueuePolicy::default()), 1 => policy()], policy(), any::<bool>());
     let preferred = prop::collection::vec(1..10u32, 0..3);
     (0..9u32, preferred, delay, any::<bool>(), 0..4u64, policies).prop_map(
-        |(max_batch_size, preferred_batch_sizes, max_queue_delay_us, preserve_ordering, levels, policies)| Settings {
+        |(
+            max_batch_size,
+            preferred_batch_sizes,
+            max_queue_delay_us,
+            preserve_ordering,
+            levels,
+            policies,
+        )| Settings {
             max_batch_size,
             preferred_batch_sizes,
             max_queue_delay_us,
@@ -53,7 +73,11 @@ fn settings() -> impl Strategy<Value = Settings> {
             priority_levels: levels,
             default_priority_level: levels.min(2),
             queue_policy: policies.0,
-            priority_queue_policies: if policies.2 { BTreeMap::from([(1, policies.1)]) } else { BTreeMap::new() },
+            priority_queue_policies: if policies.2 {
+                BTreeMap::from([(1, policies.1)])
+            } else {
+                BTreeMap::new()
+            },
             ..Settings::default()
         },
     )
@@ -112,7 +136,9 @@ impl Scenario {
         for (gap, ticket) in &self.arrivals {
             time += gap;
             sim.at(us(time), Event::Arrive(ticket.clone()));
-            for (after, _) in self.cancels.iter().filter(|(_, request)| *request == ticket.request.0) {
+            for (after, _) in
+                self.cancels.iter().filter(|(_, request)| *request == ticket.request.0)
+            {
                 sim.at(us(time + after), Event::Cancel(ticket.request));
             }
         }
@@ -120,7 +146,9 @@ impl Scenario {
         for &(time, number, away) in &self.losses {
             let number = number % self.instances;
             // An instance that is absent cannot be lost again.
-            if away_until.get(&number).is_none_or(|&until| until < time) && !away_until.contains_key(&number) {
+            if away_until.get(&number).is_none_or(|&until| until < time)
+                && !away_until.contains_key(&number)
+            {
                 sim.at(us(time), Event::Lose(InstanceId(number)));
                 sim.at(us(time + away), Event::Join(InstanceId(number)));
                 away_until.insert(number, time + away);
@@ -146,20 +174,30 @@ impl Scenario {
 
 fn sent(sim: &Sim) -> impl Iterator<Item = (Instant, usize, &[RequestId])> {
     sim.log.iter().filter_map(|record| match record {
-        Record::Sent { at, in_flight, requests, .. } => Some((*at, *in_flight, requests.as_slice())),
+        Record::Sent { at, in_flight, requests, .. } => {
+            Some((*at, *in_flight, requests.as_slice()))
+        }
         Record::Answered { .. } => None,
     })
 }
 
-/// Checks that between two events no request waits that could run, and that the scheduler has the right timeout.
+/// Checks that between two events no request waits that could run, and that the scheduler has the
+/// right timeout.
 fn check_at_rest(scenario: &Scenario, sim: &Sim, stopped: bool) {
     let settings = &scenario.settings;
     let delay = us(settings.max_queue_delay_us);
     let oldest = sim.waiting().map(|known| known.queued).min();
     let idle = sim.in_flight().any(|batches| batches == 0);
     if let (Some(oldest), true) = (oldest, idle) {
-        assert!(sim.now - oldest < delay, "at {:?} waiting since {oldest:?}, an instance is idle", sim.now);
-        assert!(sim.scheduler().poll_timeout().is_some_and(|due| due <= oldest + delay), "there is no timeout for it");
+        assert!(
+            sim.now - oldest < delay,
+            "at {:?} waiting since {oldest:?}, an instance is idle",
+            sim.now
+        );
+        assert!(
+            sim.scheduler().poll_timeout().is_some_and(|due| due <= oldest + delay),
+            "there is no timeout for it"
+        );
         assert!(!stopped, "no request waits for a batch to fill while stopping");
     }
     assert!(sim.scheduler().poll_timeout().is_none_or(|due| due > sim.now), "a busy loop");
@@ -170,35 +208,54 @@ fn check_at_rest(scenario: &Scenario, sim: &Sim, stopped: bool) {
 fn check_batches(scenario: &Scenario, sim: &Sim) {
     let max = u64::from(scenario.settings.max_batch_size.max(1));
     for (at, _, batch) in sent(sim) {
-        let tickets: Vec<&Ticket> = batch.iter().map(|request| &sim.requests[request].ticket).collect();
+        let tickets: Vec<&Ticket> =
+            batch.iter().map(|request| &sim.requests[request].ticket).collect();
         let items: u64 = tickets.iter().map(|ticket| u64::from(ticket.batch_size.max(1))).sum();
         assert!(items <= max || batch.len() == 1, "{items} items in {batch:?} do not fit {max}");
-        assert!(tickets.iter().all(|ticket| ticket.shape_key == tickets[0].shape_key), "shapes in {batch:?} differ");
+        assert!(
+            tickets.iter().all(|ticket| ticket.shape_key == tickets[0].shape_key),
+            "shapes in {batch:?} differ"
+        );
         for request in batch {
-            let reject =
-                scenario.settings.policy(scenario.level(sim, *request)).timeout_action == TimeoutAction::Reject;
+            let reject = scenario.settings.policy(scenario.level(sim, *request)).timeout_action
+                == TimeoutAction::Reject;
             let deadline = scenario.deadline(sim, *request).filter(|_| reject);
-            assert!(deadline.is_none_or(|deadline| at < deadline), "{request:?} was sent after its timeout");
+            assert!(
+                deadline.is_none_or(|deadline| at < deadline),
+                "{request:?} was sent after its timeout"
+            );
         }
     }
 }
 
-/// Checks that each level is served in order of arrival, and no level while a higher priority waits.
+/// Checks that each level is served in order of arrival, and no level while a higher priority
+/// waits.
 fn check_order(scenario: &Scenario, sim: &Sim) {
     let undisturbed = |request: &RequestId| {
-        let delayed = |at: Instant| scenario.deadline(sim, *request).is_some_and(|deadline| deadline <= at);
-        !sim.requests[request].retried && !sent(sim).any(|(at, _, batch)| batch.contains(request) && delayed(at))
+        let delayed =
+            |at: Instant| scenario.deadline(sim, *request).is_some_and(|deadline| deadline <= at);
+        !sim.requests[request].retried
+            && !sent(sim).any(|(at, _, batch)| batch.contains(request) && delayed(at))
     };
     let mut latest: BTreeMap<u64, RequestId> = BTreeMap::new();
-    let order: Vec<(Instant, RequestId)> =
-        sent(sim).flat_map(|(at, _, batch)| batch.iter().map(move |request| (at, *request))).collect();
-    for (index, (at, request)) in order.iter().enumerate().filter(|(_, (_, request))| undisturbed(request)) {
+    let order: Vec<(Instant, RequestId)> = sent(sim)
+        .flat_map(|(at, _, batch)| batch.iter().map(move |request| (at, *request)))
+        .collect();
+    for (index, (at, request)) in
+        order.iter().enumerate().filter(|(_, (_, request))| undisturbed(request))
+    {
         let level = scenario.level(sim, *request);
         let before = latest.insert(level, *request);
-        assert!(before.is_none_or(|before| before < *request), "{request:?} after {before:?} at level {level}");
+        assert!(
+            before.is_none_or(|before| before < *request),
+            "{request:?} after {before:?} at level {level}"
+        );
         for (_, later) in &order[index + 1..] {
             let waited = !sim.requests[later].retried && sim.requests[later].queued < *at;
-            assert!(!waited || scenario.level(sim, *later) >= level, "{request:?} went before {later:?}");
+            assert!(
+                !waited || scenario.level(sim, *later) >= level,
+                "{request:?} went before {later:?}"
+            );
         }
     }
 }
@@ -217,17 +274,26 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
                 );
             }
             Outcome::Rejected(RejectReason::Timeout) if !known.retried => {
-                assert_eq!(Some(at), scenario.deadline(sim, request), "{request:?} is rejected at its deadline");
+                assert_eq!(
+                    Some(at),
+                    scenario.deadline(sim, request),
+                    "{request:?} is rejected at its deadline"
+                );
             }
-            Outcome::Rejected(reason) if reason.refused_on_arrival() => assert_eq!(at, known.queued),
+            Outcome::Rejected(reason) if reason.refused_on_arrival() => {
+                assert_eq!(at, known.queued)
+            }
             Outcome::Lost => assert!(known.retried, "a lost request is retried"),
             _ => {}
         }
     }
     if scenario.settings.preserve_ordering {
         let in_order = |outcome: &Outcome| !matches!(outcome, Outcome::Rejected(_));
-        let order: Vec<RequestId> =
-            sim.answers().filter(|(_, _, outcome)| in_order(outcome)).map(|(_, request, _)| request).collect();
+        let order: Vec<RequestId> = sim
+            .answers()
+            .filter(|(_, _, outcome)| in_order(outcome))
+            .map(|(_, request, _)| request)
+            .collect();
         assert!(order.is_sorted(), "answers are sent in order of arrival: {order:?}");
     }
 }
@@ -246,8 +312,10 @@ fn check_invariants(scenario: &Scenario) {
 /// Checks the same invariants over more than a million requests, with a fixed seed.
 #[test]
 fn a_million_requests_keep_the_invariants() {
-    let config = ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let config =
+        ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let requests = Cell::new(0);
     let result = runner.run(&scenario(), |scenario| {
         requests.set(requests.get() + scenario.arrivals.len());
@@ -276,7 +344,8 @@ proptest! {
     }
 }
 
-/// Checks that long queues are cheap: a linear search would take a second here, the queue takes milliseconds.
+/// Checks that long queues are cheap: a linear search would take a second here, the queue takes
+/// milliseconds.
 #[test]
 fn a_hundred_thousand_waiting_requests_are_cheap() {
     let settings = Settings { max_batch_size: 8, ..Settings::default() };

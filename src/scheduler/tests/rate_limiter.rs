@@ -31,7 +31,8 @@ fn limit(name: &str, count: u32, device: Option<u32>) -> Limit {
 /// Creates a limiter with one instance for each demand.
 fn limiter(demands: &[(&str, u32)], limits: Vec<Limit>) -> (RateLimiter, Vec<Member>) {
     let mut limiter = RateLimiter::new(limits);
-    let demands: Vec<Demand> = demands.iter().map(|(text, priority)| demand(text, *priority)).collect();
+    let demands: Vec<Demand> =
+        demands.iter().map(|(text, priority)| demand(text, *priority)).collect();
     let members = limiter.register(&demands).unwrap();
     (limiter, members)
 }
@@ -43,11 +44,18 @@ fn granted(limiter: &mut RateLimiter, members: &[Member]) -> Vec<usize> {
 }
 
 fn usage(limiter: &RateLimiter) -> Vec<(String, u32, u64)> {
-    let name = |name: String, device: Option<u32>| device.map_or(name.clone(), |device| format!("{name}@{device}"));
-    limiter.usage().into_iter().map(|usage| (name(usage.name, usage.device), usage.total, usage.used)).collect()
+    let name = |name: String, device: Option<u32>| {
+        device.map_or(name.clone(), |device| format!("{name}@{device}"))
+    };
+    limiter
+        .usage()
+        .into_iter()
+        .map(|usage| (name(usage.name, usage.device), usage.total, usage.used))
+        .collect()
 }
 
-/// Returns the order of executions when all instances are always busy and only one can execute at a time.
+/// Returns the order of executions when all instances are always busy and only one can execute at a
+/// time.
 fn rounds(limiter: &mut RateLimiter, members: &[Member], count: usize) -> String {
     let mut order = String::new();
     for _ in 0..count {
@@ -61,7 +69,8 @@ fn rounds(limiter: &mut RateLimiter, members: &[Member], count: usize) -> String
 
 #[test]
 fn the_amount_is_the_maximum_need_of_one_instance() {
-    let (mut limiter, members) = limiter(&[("R 2, S@0 3", 1), ("R 4", 1), ("S@1 1", 1)], Vec::new());
+    let (mut limiter, members) =
+        limiter(&[("R 2, S@0 3", 1), ("R 4", 1), ("S@1 1", 1)], Vec::new());
     let total = |name: &str, total: u32| (name.to_owned(), total, 0);
     assert_eq!(usage(&limiter), [total("R", 4), total("S@0", 3), total("S@1", 1)]);
     let more = limiter.register(&[demand("R 9", 1)]).unwrap();
@@ -99,13 +108,18 @@ fn unsatisfiable_demands_are_refused_without_effect() {
     for (demanded, expected) in [
         (
             &["R 2", "R 5"][..],
-            "Resource count for \"R\" is limited to 4 which will prevent scheduling of one or more model instances, the \
-             minimum required count is 5",
+            "Resource count for \"R\" is limited to 4 which will prevent scheduling of one or \
+             more model instances, the minimum required count is 5",
         ),
-        (&["S 1"], "Resource \"S\" is present as both global and device-specific resource in the model configuration."),
+        (
+            &["S 1"],
+            "Resource \"S\" is present as both global and device-specific resource in the model \
+             configuration.",
+        ),
         (
             &["T@1 1", "T 1"],
-            "Resource \"T\" is present as both global and device-specific resource in the model configuration.",
+            "Resource \"T\" is present as both global and device-specific resource in the model \
+             configuration.",
         ),
     ] {
         let demands: Vec<Demand> = demanded.iter().map(|text| demand(text, 1)).collect();
@@ -124,7 +138,8 @@ fn staged_instances_are_served_by_executions_times_priority() {
         (&[3, 1], "bbbabbbabbba"),
         (&[2, 4, 4], "aabcaabcaabc"),
     ] {
-        let demands: Vec<(&str, u32)> = priorities.iter().map(|priority| ("R 1", *priority)).collect();
+        let demands: Vec<(&str, u32)> =
+            priorities.iter().map(|priority| ("R 1", *priority)).collect();
         let (mut limiter, members) = limiter(&demands, Vec::new());
         members.iter().for_each(|member| limiter.stage(*member, NOW));
         assert_eq!(rounds(&mut limiter, &members, expected.len()), expected, "{priorities:?}");
@@ -162,8 +177,10 @@ fn a_waiting_instance_reserves_its_needs_and_others_get_the_rest() {
 
 #[test]
 fn overtaking_is_bounded_by_the_priorities() {
-    // The first keeps one resource of the second busy most of the time; the third always competes for the other one.
-    let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1_000), ("S 1", 1)], Vec::new());
+    // The first keeps one resource of the second busy most of the time; the third always competes
+    // for the other one.
+    let (mut limiter, members) =
+        limiter(&[("R 1", 1), ("R 1, S 1", 1_000), ("S 1", 1)], Vec::new());
     members.iter().for_each(|member| limiter.stage(*member, NOW));
     let mut passed = 0;
     for _ in 0..10_000 {
@@ -178,7 +195,8 @@ fn overtaking_is_bounded_by_the_priorities() {
 
 #[test]
 fn executions_without_competitors_cause_no_disadvantage() {
-    // The third has executed ten thousand times without competitors. The second starts near it, and so far behind the first.
+    // The third has executed ten thousand times without competitors. The second starts near it, and
+    // so far behind the first.
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1), ("S 1", 1)], Vec::new());
     limiter.stage(members[2], NOW);
     rounds(&mut limiter, &members, 10_000);

@@ -1,5 +1,6 @@
-//! A reference implementation of the dynamic batcher: a list that is scanned from its start at every call. It is slow but keeps
-//! no derived state; the real batcher must make the same decisions.
+//! A reference implementation of the dynamic batcher: a list that is scanned from its start at
+//! every call. It is slow but keeps no derived state; the real batcher must make the same
+//! decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,7 +29,14 @@ pub(super) struct Reference {
 
 impl Reference {
     pub(super) fn new(settings: Settings) -> Self {
-        Self { settings, queue: Vec::new(), instances: Vec::new(), sent: 0, actions: VecDeque::new(), stopping: false }
+        Self {
+            settings,
+            queue: Vec::new(),
+            instances: Vec::new(),
+            sent: 0,
+            actions: VecDeque::new(),
+            stopping: false,
+        }
     }
 
     fn item(&self, ticket: Ticket, queued: Instant) -> Item {
@@ -40,9 +48,13 @@ impl Reference {
 
     fn expire(&mut self, now: Instant) {
         loop {
-            let due = |item: &Item| item.deadline.filter(|deadline| *deadline <= now && !self.delays(item));
+            let due = |item: &Item| {
+                item.deadline.filter(|deadline| *deadline <= now && !self.delays(item))
+            };
             let first = (0..self.queue.len())
-                .filter_map(|index| Some((due(&self.queue[index])?, self.queue[index].ticket.request, index)))
+                .filter_map(|index| {
+                    Some((due(&self.queue[index])?, self.queue[index].ticket.request, index))
+                })
                 .min();
             let Some((_, request, index)) = first else { return };
             self.queue.remove(index);
@@ -63,7 +75,8 @@ impl Reference {
                 return Some(index);
             }
             items += item.ticket.batch_size.max(1);
-            if index > 0 && (items > max || item.ticket.shape_key != self.queue[0].ticket.shape_key) {
+            if index > 0 && (items > max || item.ticket.shape_key != self.queue[0].ticket.shape_key)
+            {
                 return None;
             }
         }
@@ -79,7 +92,8 @@ impl Reference {
         }
     }
 
-    /// Returns the length of the batch to send now, by the rules in the documentation of the dynamic batcher.
+    /// Returns the length of the batch to send now, by the rules in the documentation of the
+    /// dynamic batcher.
     fn count(&self, idle: bool, now: Instant) -> Option<usize> {
         let max = self.settings.max_batch_size.max(1);
         let mut preferred: Vec<u32> = self.settings.preferred_batch_sizes.clone();
@@ -126,7 +140,9 @@ impl Reference {
         self.expire(now);
         loop {
             self.queue.sort_by_key(|item| (item.level, item.delayed));
-            let Some(chosen) = self.instances.iter_mut().min_by_key(|(_, in_flight, sent)| (*in_flight, *sent)) else {
+            let Some(chosen) =
+                self.instances.iter_mut().min_by_key(|(_, in_flight, sent)| (*in_flight, *sent))
+            else {
                 return;
             };
             let instance = chosen.0;
@@ -143,7 +159,11 @@ impl Reference {
                 known.2 = sent;
             });
             let requests = self.queue.drain(..count).map(|item| item.ticket.request).collect();
-            self.actions.push_back(Action::Execute { instance, requests, reason: super::SendReason::Idle });
+            self.actions.push_back(Action::Execute {
+                instance,
+                requests,
+                reason: super::SendReason::Idle,
+            });
         }
     }
 }
@@ -152,17 +172,22 @@ impl Scheduler for Reference {
     fn enqueue(&mut self, ticket: Ticket, now: Instant) {
         let request = ticket.request;
         if self.stopping {
-            return self.actions.push_back(Action::Reject { request, reason: RejectReason::Stopping });
+            return self
+                .actions
+                .push_back(Action::Reject { request, reason: RejectReason::Stopping });
         }
         let item = self.item(ticket, now);
         let limit = self.settings.policy(item.level).max_queue_size as usize;
-        let full =
-            |queue: &[Item]| limit > 0 && queue.iter().filter(|other| other.level == item.level).count() >= limit;
+        let full = |queue: &[Item]| {
+            limit > 0 && queue.iter().filter(|other| other.level == item.level).count() >= limit
+        };
         if full(&self.queue) {
             self.advance(now);
         }
         if full(&self.queue) {
-            return self.actions.push_back(Action::Reject { request, reason: RejectReason::QueueFull });
+            return self
+                .actions
+                .push_back(Action::Reject { request, reason: RejectReason::QueueFull });
         }
         self.queue.push(item);
     }
@@ -175,7 +200,10 @@ impl Scheduler for Reference {
     }
 
     fn batch_done(&mut self, instance: InstanceId, _now: Instant) {
-        self.instances.iter_mut().filter(|known| known.0 == instance).for_each(|known| known.1 -= 1);
+        self.instances
+            .iter_mut()
+            .filter(|known| known.0 == instance)
+            .for_each(|known| known.1 -= 1);
     }
 
     fn instance_ready(&mut self, instance: InstanceId, _now: Instant) {
@@ -205,12 +233,17 @@ impl Scheduler for Reference {
 
     fn reject_all(&mut self, reason: RejectReason, _now: Instant) {
         self.queue.sort_by_key(|item| (item.level, item.delayed));
-        self.actions.extend(self.queue.drain(..).map(|item| Action::Reject { request: item.ticket.request, reason }));
+        self.actions.extend(
+            self.queue
+                .drain(..)
+                .map(|item| Action::Reject { request: item.ticket.request, reason }),
+        );
     }
 
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, _now: Instant) {
         let late = self.queue.extract_if(.., |item| item.queued < queued);
-        self.actions.extend(late.map(|item| Action::Reject { request: item.ticket.request, reason }));
+        self.actions
+            .extend(late.map(|item| Action::Reject { request: item.ticket.request, reason }));
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -220,8 +253,19 @@ impl Scheduler for Reference {
     fn poll_timeout(&self) -> Option<Instant> {
         let idle = self.instances.iter().any(|known| known.1 == 0);
         let delay = Duration::from_micros(self.settings.max_queue_delay_us);
-        let oldest = self.queue.iter().map(|item| item.queued).min().filter(|_| idle).map(|oldest| oldest + delay);
-        self.queue.iter().filter(|item| idle || !self.delays(item)).filter_map(|item| item.deadline).chain(oldest).min()
+        let oldest = self
+            .queue
+            .iter()
+            .map(|item| item.queued)
+            .min()
+            .filter(|_| idle)
+            .map(|oldest| oldest + delay);
+        self.queue
+            .iter()
+            .filter(|item| idle || !self.delays(item))
+            .filter_map(|item| item.deadline)
+            .chain(oldest)
+            .min()
     }
 
     fn poll_action(&mut self, now: Instant) -> Option<Action> {

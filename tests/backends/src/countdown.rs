@@ -1,5 +1,6 @@
-//! The function `countdown` of iterative sequences: executes a request the number of times that it asks for, as a language model
-//! does for each token. A decoupled model responds at each execution, another model at the last.
+//! The function `countdown` of iterative sequences: executes a request the number of times that it
+//! asks for, as a language model does for each token. A decoupled model responds at each execution,
+//! another model at the last.
 //!
 //! | tensor | meaning |
 //! |---|---|
@@ -42,7 +43,9 @@ impl Countdown {
     /// A tensor is missing or has another datatype.
     pub(crate) fn new(config: &ModelConfig, delay: Duration) -> Result<Self, InferError> {
         let find = |tensors: &[TensorSpec], name: &str| {
-            tensors.iter().position(|tensor| tensor.name == name && tensor.datatype == DataType::Int32)
+            tensors
+                .iter()
+                .position(|tensor| tensor.name == name && tensor.datatype == DataType::Int32)
         };
         if find(&config.inputs, "COUNT") != Some(0) || config.inputs.len() != 1 {
             return Err(load_error("countdown takes one input, COUNT of datatype INT32"));
@@ -67,9 +70,11 @@ impl Backend for Countdown {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let input = batch.inputs.first().ok_or_else(|| run_error("countdown needs its input COUNT"))?;
+        let input =
+            batch.inputs.first().ok_or_else(|| run_error("countdown needs its input COUNT"))?;
         let (counts, _) = input.data.as_chunks();
-        let in_sequences = batch.requests.iter().filter(|request| request.sequence.is_some()).count();
+        let in_sequences =
+            batch.requests.iter().filter(|request| request.sequence.is_some()).count();
         let together = i32::try_from(in_sequences).unwrap_or(i32::MAX);
         thread::sleep(self.delay);
         let mut done_by_request = Vec::with_capacity(batch.requests.len());

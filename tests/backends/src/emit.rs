@@ -1,4 +1,5 @@
-//! The function `emit`: identity that records metrics, for tests and measurements of metric transport to the frontend.
+//! The function `emit`: identity that records metrics, for tests and measurements of metric
+//! transport to the frontend.
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -9,11 +10,13 @@
 //! | `threads` | number of background threads; default 1 |
 //! | `seconds` | how long they record; default unlimited |
 //!
-//! Counters grow by 1 with each sample; for gauges and distributions the value is the sample's number modulo 100.
+//! Counters grow by 1 with each sample; for gauges and distributions the value is the sample's
+//! number modulo 100.
 //!
-//! A test must know what was recorded when the process is killed at any moment. So each thread writes counts to memory that
-//! outlives the process (a memfd with the name [`LEDGER`], which the test opens in `/proc`): the number of samples begun, before
-//! each sample, and the number of samples recorded, after it. Words 2n and 2n + 1 belong to thread n.
+//! A test must know what was recorded when the process is killed at any moment. So each thread
+//! writes counts to memory that outlives the process (a memfd with the name [`LEDGER`], which the
+//! test opens in `/proc`): the number of samples begun, before each sample, and the number of
+//! samples recorded, after it. Words 2n and 2n + 1 belong to thread n.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -63,7 +66,11 @@ impl Emitter {
     /// # Errors
     /// A parameter is invalid, or a metric cannot be recorded.
     pub(crate) fn new(context: &Context<'_>) -> Result<Self, InferError> {
-        let metrics = context.config.parameters.get("metrics").map_or("counter Emitted Count", String::as_str);
+        let metrics = context
+            .config
+            .parameters
+            .get("metrics")
+            .map_or("counter Emitted Count", String::as_str);
         let labels = number(context, "series")?.unwrap_or(1);
         let mut series = Vec::new();
         for entry in metrics.split(';') {
@@ -93,7 +100,8 @@ impl Emitter {
     }
 }
 
-/// Adds the series of the metric that an entry `KIND NAME UNIT [DIMENSION,..]` describes, one for each label.
+/// Adds the series of the metric that an entry `KIND NAME UNIT [DIMENSION,..]` describes, one for
+/// each label.
 fn add_series(
     context: &Context<'_>,
     entry: &str,
@@ -102,32 +110,43 @@ fn add_series(
 ) -> Result<(), InferError> {
     let wrong = || {
         let text = "of the parameter 'metrics' must be KIND NAME UNIT [DIMENSION,..]";
-        load_error(format!("'{entry}' {text} with one of the kinds counter, gauge, histogram, summary"))
+        load_error(format!(
+            "'{entry}' {text} with one of the kinds counter, gauge, histogram, summary"
+        ))
     };
     let words: Vec<&str> = entry.split_whitespace().collect();
     let (&[kind, name, unit], lists) = words.split_first_chunk::<3>().ok_or_else(wrong)?;
     let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
     let kind = kinds.into_iter().find(|known| known.as_str() == kind).ok_or_else(wrong)?;
     let dimensions: Vec<&str> = lists.iter().flat_map(|list| list.split(',')).collect();
-    let without_default = dimensions.iter().filter(|name| !["ModelName", "Level", "Hostname"].contains(*name)).count();
+    let without_default = dimensions
+        .iter()
+        .filter(|name| !["ModelName", "Level", "Hostname"].contains(*name))
+        .count();
     let metric = context.metrics.add_metric(name, unit, &dimensions, kind)?;
     for label in 0..labels {
         let label = label.to_string();
-        let values: Vec<&str> = [label.as_str()].into_iter().chain([""; 9]).take(without_default).collect();
+        let values: Vec<&str> =
+            [label.as_str()].into_iter().chain([""; 9]).take(without_default).collect();
         series.push((kind, metric.series(&values)?));
     }
     Ok(())
 }
 
 /// Starts the threads; returns the memory with their counts.
-fn start(context: &Context<'_>, series: &Arc<[(Kind, Series)]>) -> Result<Option<OwnedFd>, InferError> {
+fn start(
+    context: &Context<'_>,
+    series: &Arc<[(Kind, Series)]>,
+) -> Result<Option<OwnedFd>, InferError> {
     let rate = number(context, "rate")?.unwrap_or(0);
     let threads = number(context, "threads")?.unwrap_or(1);
     if rate == 0 || threads == 0 {
         return Ok(None);
     }
     if threads > MAX_THREADS {
-        return Err(load_error(format!("parameter 'threads' is {threads}; at most {MAX_THREADS} are allowed")));
+        return Err(load_error(format!(
+            "parameter 'threads' is {threads}; at most {MAX_THREADS} are allowed"
+        )));
     }
     let seconds = number(context, "seconds")?.unwrap_or(0);
     let cannot = |error: std::io::Error| load_error(format!("cannot emit samples: {error}"));
@@ -150,7 +169,9 @@ fn start(context: &Context<'_>, series: &Arc<[(Kind, Series)]>) -> Result<Option
 impl Recorder {
     fn run(&self) {
         let words = self.ledger.words();
-        let (Some(begun), Some(recorded)) = (words.get(2 * self.number), words.get(2 * self.number + 1)) else {
+        let (Some(begun), Some(recorded)) =
+            (words.get(2 * self.number), words.get(2 * self.number + 1))
+        else {
             return;
         };
         let start = Instant::now();

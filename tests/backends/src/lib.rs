@@ -1,5 +1,5 @@
-//! The backend `test`: models without files that wait, fail, crash, stream, keep state and record metrics. The configuration's
-//! parameter `function` selects one:
+//! The backend `test`: models without files that wait, fail, crash, stream, keep state and record
+//! metrics. The configuration's parameter `function` selects one:
 //!
 //! | function | effect |
 //! |---|---|
@@ -37,7 +37,8 @@ use repeat::Repeat;
 use sequence_sum::SequenceSum;
 use stateful::Stateful;
 
-const FUNCTIONS: &str = "identity, delay, fail, crash, panic, hang, print, accumulate, append, repeat, silent, countdown, sequence_sum, emit";
+const FUNCTIONS: &str = "identity, delay, fail, crash, panic, hang, print, accumulate, append, \
+                         repeat, silent, countdown, sequence_sum, emit";
 
 /// How long a delay sleeps before it checks again whether the batch is cancelled.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -69,7 +70,9 @@ struct Silent;
 pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let parameter = |name: &str| context.config.parameters.get(name).map(String::as_str);
     let Some(function) = parameter("function") else {
-        return Err(load_error(format!("the test backend needs the parameter 'function': one of {FUNCTIONS}")));
+        return Err(load_error(format!(
+            "the test backend needs the parameter 'function': one of {FUNCTIONS}"
+        )));
     };
     let delay = Duration::from_millis(number(context, "delay_ms")?.unwrap_or(0));
     let effect = match function {
@@ -89,14 +92,18 @@ pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         "print" => Effect::Print,
         "emit" => Effect::Emit(Emitter::new(context)?),
         other => {
-            return Err(load_error(format!("parameter 'function' is '{other}'; the test backend has {FUNCTIONS}")));
+            return Err(load_error(format!(
+                "parameter 'function' is '{other}'; the test backend has {FUNCTIONS}"
+            )));
         }
     };
     let inputs = context.config.backend_inputs();
     let outputs = context.config.outputs.len();
     if inputs == 0 || inputs != outputs {
         let text = "the function needs one output for each input";
-        return Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")));
+        return Err(load_error(format!(
+            "the configuration has {inputs} inputs and {outputs} outputs; {text}"
+        )));
     }
     Ok(Box::new(Identity { effect }))
 }
@@ -108,7 +115,10 @@ impl Backend for Identity {
 
     /// Functions that read their inputs only once.
     fn tolerates_concurrent_writes(&self) -> bool {
-        matches!(self.effect, Effect::None | Effect::Delay(_) | Effect::Fail(_) | Effect::Crash | Effect::Hang)
+        matches!(
+            self.effect,
+            Effect::None | Effect::Delay(_) | Effect::Fail(_) | Effect::Crash | Effect::Hang
+        )
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
@@ -139,7 +149,8 @@ impl Backend for Identity {
             Effect::Emit(emitter) => emitter.execute(batch, outputs),
         }
         for input in batch.inputs.iter().filter(|input| batch.wants(input.index)) {
-            let out = outputs.allocate(input.index, input.datatype, input.shape, input.data.len())?;
+            let out =
+                outputs.allocate(input.index, input.datatype, input.shape, input.data.len())?;
             out.copy_from_slice(input.data);
         }
         Ok(())
@@ -168,7 +179,9 @@ fn number(context: &Context<'_>, name: &str) -> Result<Option<u64>, InferError> 
     let Some(text) = context.config.parameters.get(name) else { return Ok(None) };
     match text.parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(load_error(format!("parameter '{name}' is '{text}'; it must be a whole number"))),
+        Err(_) => {
+            Err(load_error(format!("parameter '{name}' is '{text}'; it must be a whole number")))
+        }
     }
 }
 
@@ -191,11 +204,14 @@ fn print(batch: &Batch<'_>) -> Result<(), InferError> {
     };
     let mut text = Vec::new();
     for element in bytes_elements(input.data) {
-        let line =
-            element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at byte {at}", input.name)))?;
+        let line = element.map_err(|at| {
+            run_error(format!("input '{}' is not framed as BYTES at byte {at}", input.name))
+        })?;
         text.extend_from_slice(line);
         text.push(b'\n');
     }
     let mut out = io::stdout().lock();
-    out.write_all(&text).and_then(|()| out.flush()).map_err(|error| run_error(format!("cannot print: {error}")))
+    out.write_all(&text)
+        .and_then(|()| out.flush())
+        .map_err(|error| run_error(format!("cannot print: {error}")))
 }

@@ -1,5 +1,5 @@
-//! The function `repeat` of decoupled models: one response for each element of an input, as in Triton's example
-//! `repeat_int32` of its Python backend.
+//! The function `repeat` of decoupled models: one response for each element of an input, as in
+//! Triton's example `repeat_int32` of its Python backend.
 //!
 //! | tensor | meaning |
 //! |---|---|
@@ -19,7 +19,8 @@
 //! | `fail_at` | the request fails instead of the response with this number |
 //! | `crash_at` | the process aborts instead of the response with this number |
 //!
-//! The requests of a batch are answered in turn: the first response of each, the second of each, and so on.
+//! The requests of a batch are answered in turn: the first response of each, the second of each,
+//! and so on.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -67,7 +68,11 @@ impl Repeat {
         let config = context.config;
         let output = |name: &str| config.outputs.iter().position(|output| output.name == name);
         let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
-        if !config.inputs.iter().any(|input| input.name == "IN" && input.datatype != DataType::Bytes) {
+        if !config
+            .inputs
+            .iter()
+            .any(|input| input.name == "IN" && input.datatype != DataType::Bytes)
+        {
             return Err(load_error("repeat needs an input 'IN' of a datatype of fixed size"));
         }
         Ok(Self {
@@ -93,7 +98,8 @@ impl Backend for Repeat {
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let find = |name: &str| batch.inputs.iter().find(|input| input.name == name);
         let input = find("IN").ok_or_else(|| run_error("repeat needs its input 'IN'"))?;
-        let size = input.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
+        let size =
+            input.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
         let rows = if self.batches { usize::try_from(batch.rows()).unwrap_or(1).max(1) } else { 1 };
         let count = input.data.len() / size / rows;
         outputs.inputs_ready();
@@ -192,5 +198,7 @@ impl Part<'_> {
 /// Returns the value at this position of an input.
 fn milliseconds(input: Option<&Input<'_>>, number: usize) -> Duration {
     let elements = input.map(|input| input.data.as_chunks::<4>().0).unwrap_or_default();
-    Duration::from_millis(elements.get(number).map_or(0, |element| u64::from(u32::from_le_bytes(*element))))
+    Duration::from_millis(
+        elements.get(number).map_or(0, |element| u64::from(u32::from_le_bytes(*element))),
+    )
 }

@@ -1,5 +1,5 @@
-//! The function `sequence_sum`: a model that keeps its state internally and reports the controls of its sequences. Its input is
-//! one INT32 for each item; its outputs are optional and found by name:
+//! The function `sequence_sum`: a model that keeps its state internally and reports the controls of
+//! its sequences. Its input is one INT32 for each item; its outputs are optional and found by name:
 //!
 //! | output | content |
 //! |---|---|
@@ -73,8 +73,10 @@ impl Backend for SequenceSum {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let input = batch.inputs.first().ok_or_else(|| run_error("sequence_sum needs its input"))?;
-        let values: Vec<i32> = input.data.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+        let input =
+            batch.inputs.first().ok_or_else(|| run_error("sequence_sum needs its input"))?;
+        let values: Vec<i32> =
+            input.data.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
         let per_request = values.len() / batch.requests.len().max(1);
         let mut sums = Vec::with_capacity(batch.requests.len());
         for (position, request) in batch.requests.iter().enumerate() {
@@ -90,13 +92,18 @@ impl Backend for SequenceSum {
         }
         thread::sleep(self.delay);
         let open = i32::try_from(self.sums.len()).unwrap_or(i32::MAX);
-        for (position, output) in self.outputs.iter().enumerate().filter(|(position, _)| batch.wants(*position)) {
+        for (position, output) in
+            self.outputs.iter().enumerate().filter(|(position, _)| batch.wants(*position))
+        {
             match output {
                 Output::Sum => self.write_numbers(position, &sums, outputs)?,
                 Output::Open => self.write_numbers(position, &vec![open; sums.len()], outputs)?,
-                Output::Batch => {
-                    self.write_text(position, &controls(batch, self.first_control), sums.len(), outputs)?
-                }
+                Output::Batch => self.write_text(
+                    position,
+                    &controls(batch, self.first_control),
+                    sums.len(),
+                    outputs,
+                )?,
             }
         }
         Ok(())
@@ -130,7 +137,12 @@ impl SequenceSum {
         if self.batching { vec![rows, 1] } else { vec![rows] }
     }
 
-    fn write_numbers(&self, output: usize, values: &[i32], outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+    fn write_numbers(
+        &self,
+        output: usize,
+        values: &[i32],
+        outputs: &mut Outputs<'_>,
+    ) -> Result<(), InferError> {
         let out = outputs.allocate_fixed(output, DataType::Int32, &self.shape(values.len()))?;
         for (place, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
             *place = value.to_le_bytes();
@@ -139,22 +151,32 @@ impl SequenceSum {
     }
 
     /// Writes the same string for each request.
-    fn write_text(&self, output: usize, text: &str, count: usize, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+    fn write_text(
+        &self,
+        output: usize,
+        text: &str,
+        count: usize,
+        outputs: &mut Outputs<'_>,
+    ) -> Result<(), InferError> {
         let mut bytes = Vec::new();
         for _ in 0..count {
             push_bytes_element(&mut bytes, text.as_bytes());
         }
-        outputs.allocate(output, DataType::Bytes, &self.shape(count), bytes.len())?.copy_from_slice(&bytes);
+        outputs
+            .allocate(output, DataType::Bytes, &self.shape(count), bytes.len())?
+            .copy_from_slice(&bytes);
         Ok(())
     }
 }
 
 /// Returns the controls of each slot, separated by spaces.
 fn controls(batch: &Batch<'_>, first: usize) -> String {
-    let tensors: Vec<Vec<String>> = batch.inputs.iter().filter(|input| input.index >= first).map(elements).collect();
+    let tensors: Vec<Vec<String>> =
+        batch.inputs.iter().filter(|input| input.index >= first).map(elements).collect();
     let mut slots = Vec::with_capacity(batch.requests.len());
     for slot in 0..batch.requests.len() {
-        let values: Vec<&str> = tensors.iter().filter_map(|values| values.get(slot)).map(String::as_str).collect();
+        let values: Vec<&str> =
+            tensors.iter().filter_map(|values| values.get(slot)).map(String::as_str).collect();
         slots.push(values.join(","));
     }
     slots.join(" ")
@@ -164,7 +186,13 @@ fn controls(batch: &Batch<'_>, first: usize) -> String {
 fn elements(input: &Input<'_>) -> Vec<String> {
     macro_rules! numbers {
         ($number:ty) => {
-            input.data.as_chunks().0.iter().map(|bytes| <$number>::from_le_bytes(*bytes).to_string()).collect()
+            input
+                .data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| <$number>::from_le_bytes(*bytes).to_string())
+                .collect()
         };
     }
     match input.datatype {

@@ -1,9 +1,10 @@
 //! The functions `accumulate` and `append`: minimal models with states.
 //!
-//! Each state is paired with the input and, if there is one, the output of the same number: the new value of the state is
-//! computed from the state and the input, and the output returns it to the client. `accumulate` adds element by element (INT64
-//! wraps). `append` concatenates the input to the state in their first dimension, so that the state contains the first value and
-//! everything that its sequence has sent.
+//! Each state is paired with the input and, if there is one, the output of the same number: the new
+//! value of the state is computed from the state and the input, and the output returns it to the
+//! client. `accumulate` adds element by element (INT64 wraps). `append` concatenates the input to
+//! the state in their first dimension, so that the state contains the first value and everything
+//! that its sequence has sent.
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
@@ -57,7 +58,9 @@ impl Stateful {
             let states = config.states.len();
             let inputs = config.inputs.len();
             let text = "accumulate and append need one input for each state";
-            return Err(load_error(format!("the configuration has {states} states and {inputs} inputs; {text}")));
+            return Err(load_error(format!(
+                "the configuration has {states} states and {inputs} inputs; {text}"
+            )));
         }
         let mut states = Vec::with_capacity(config.states.len());
         for (number, state) in config.states.iter().enumerate() {
@@ -65,10 +68,11 @@ impl Stateful {
             let is_alike = |datatype: DataType| datatype == state.datatype;
             let has_alike = config.inputs.get(number).is_some_and(|input| is_alike(input.datatype))
                 && output.is_none_or(|output| is_alike(output.datatype));
-            let is_supported =
-                function == Function::Append || matches!(state.datatype, DataType::Int64 | DataType::Fp32);
+            let is_supported = function == Function::Append
+                || matches!(state.datatype, DataType::Int64 | DataType::Fp32);
             if !has_alike || !is_supported {
-                let text = "must be of the datatype of its input and output, and of INT64 or FP32 to accumulate";
+                let text = "must be of the datatype of its input and output, and of INT64 or FP32 \
+                            to accumulate";
                 return Err(load_error(format!("state '{}' {text}", state.input_name)));
             }
             states.push(State {
@@ -96,11 +100,16 @@ impl Backend for Stateful {
             };
             let value = match self.function {
                 Function::Accumulate => sum(before, input)?,
-                Function::Append => concatenation(before, input, if self.batches { Some(batch.rows()) } else { None })?,
+                Function::Append => concatenation(
+                    before,
+                    input,
+                    if self.batches { Some(batch.rows()) } else { None },
+                )?,
             };
             for output in [Some(state.state_output), state.output].into_iter().flatten() {
                 if batch.wants(output) {
-                    let out = outputs.allocate(output, state.datatype, &value.shape, value.data.len())?;
+                    let out =
+                        outputs.allocate(output, state.datatype, &value.shape, value.data.len())?;
                     out.copy_from_slice(&value.data);
                 }
             }
@@ -126,17 +135,27 @@ fn sum(before: &Input<'_>, input: &Input<'_>) -> Result<Value, InferError> {
     Ok(Value { shape: before.shape.to_vec(), data })
 }
 
-fn pairwise<const N: usize>(left: &[u8], right: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) -> Vec<u8> {
+fn pairwise<const N: usize>(
+    left: &[u8],
+    right: &[u8],
+    add: impl Fn([u8; N], [u8; N]) -> [u8; N],
+) -> Vec<u8> {
     let pairs = left.as_chunks().0.iter().zip(right.as_chunks().0);
     pairs.flat_map(|(left, right)| add(*left, *right)).collect()
 }
 
 /// Concatenates a state and an input: row by row if the model batches.
-fn concatenation(before: &Input<'_>, input: &Input<'_>, rows: Option<u64>) -> Result<Value, InferError> {
+fn concatenation(
+    before: &Input<'_>,
+    input: &Input<'_>,
+    rows: Option<u64>,
+) -> Result<Value, InferError> {
     let dimension = usize::from(rows.is_some());
     let mut shape = before.shape.to_vec();
     match (shape.get_mut(dimension), input.shape.get(dimension)) {
-        (Some(length), Some(more)) if before.shape.get(dimension + 1..) == input.shape.get(dimension + 1..) => {
+        (Some(length), Some(more))
+            if before.shape.get(dimension + 1..) == input.shape.get(dimension + 1..) =>
+        {
             *length += more;
         }
         _ => return Err(unlike(before, input)),

@@ -1,4 +1,5 @@
-//! A test double of [`pharos::service::Service`] for unit tests of protocol edges: echoes inputs and keeps recorded answers.
+//! A test double of [`pharos::service::Service`] for unit tests of protocol edges: echoes inputs
+//! and keeps recorded answers.
 //!
 //! It has the models `echo`, `slow` (never responds) and `many` (decoupled).
 
@@ -25,7 +26,8 @@ use pharos::region::{CUDA_HANDLE, Kind};
 use pharos::repository::{IndexEntry, State, StateReason};
 use pharos::request_trace::Traced;
 use pharos::service::{
-    Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Responses, Route, Service, SharedService, TraceSettings,
+    Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Responses, Route, Service,
+    SharedService, TraceSettings,
 };
 use pharos::shared_memory::{Registry, Status, cannot_open, not_a_handle, object_name, refusal};
 use pharos::timeline::Instant;
@@ -40,7 +42,8 @@ pub type Record = (Protocol, Route, u16, Option<Reason>);
 /// The maximum number of regions of shared memory.
 const MAX_REGIONS: usize = 16;
 
-/// Returns every input as an output whose name has INPUT replaced by OUTPUT. Clones share the recorded answers.
+/// Returns every input as an output whose name has INPUT replaced by OUTPUT. Clones share the
+/// recorded answers.
 #[derive(Clone, Debug)]
 pub struct EchoService(Arc<Inner>);
 
@@ -88,10 +91,12 @@ impl EchoService {
                 regions.attach(slice)?;
             }
         }
-        request.outputs.iter_mut().filter_map(|output| output.region.as_mut()).try_for_each(|slice| {
-            regions.attach(slice)?;
-            Ok(())
-        })
+        request.outputs.iter_mut().filter_map(|output| output.region.as_mut()).try_for_each(
+            |slice| {
+                regions.attach(slice)?;
+                Ok(())
+            },
+        )
     }
 }
 
@@ -135,7 +140,8 @@ impl Service for EchoService {
 
     fn model_metadata(&self, model: &str, _: &str) -> Result<ModelMetadata, InferError> {
         self.known(model)?;
-        let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
+        let tensor =
+            |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
         Ok(ModelMetadata {
             name: model.into(),
             versions: vec!["1".into()],
@@ -157,10 +163,16 @@ impl Service for EchoService {
     }
 
     /// Fails requests with the id `fail`. A request without timestamps is an error of the edge.
-    async fn infer(&self, mut request: Box<InferRequest>, _: Endpoint) -> Result<InferResponse, InferError> {
+    async fn infer(
+        &self,
+        mut request: Box<InferRequest>,
+        _: Endpoint,
+    ) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
         self.attach(&mut request)?;
-        if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
+        if request.timeline.received == Instant(0)
+            || request.timeline.request_start < request.timeline.received
+        {
             return Err(InferError::internal("the request was not stamped"));
         }
         if request.model_name == "slow" {
@@ -170,7 +182,8 @@ impl Service for EchoService {
             return Err(InferError::invalid("asked to fail").with_request_id(&request.id));
         }
         let inputs = request.inputs.into_iter();
-        let outputs = inputs.map(|i| InferOutput { name: i.name.replace("INPUT", "OUTPUT"), tensor: i.tensor });
+        let outputs = inputs
+            .map(|i| InferOutput { name: i.name.replace("INPUT", "OUTPUT"), tensor: i.tensor });
         Ok(InferResponse {
             model_name: request.model_name,
             model_version: "1".into(),
@@ -181,7 +194,8 @@ impl Service for EchoService {
         })
     }
 
-    /// The model `many` sends a response for each element of its first input, with the element as a byte; 255 means an error.
+    /// The model `many` sends a response for each element of its first input, with the element as a
+    /// byte; 255 means an error.
     fn stream(&self, request: InferRequest) -> Result<Box<dyn Responses>, InferError> {
         if request.model_name != "many" {
             let service = self.clone();
@@ -199,10 +213,16 @@ impl Service for EchoService {
         locked(&self.0.records).push((protocol, route, code, reason));
     }
 
-    /// The report of the model `echo` has the metric `waiting_requests`; that of the server does not.
+    /// The report of the model `echo` has the metric `waiting_requests`; that of the server does
+    /// not.
     fn load_report(&self, model: &str, _: &str) -> Arc<LoadReport> {
-        let named_metrics = if model == "echo" { vec![("waiting_requests", 3.0)] } else { Vec::new() };
-        Arc::new(LoadReport::new(Values { rps_fractional: Some(2.0), named_metrics, ..Values::default() }))
+        let named_metrics =
+            if model == "echo" { vec![("waiting_requests", 3.0)] } else { Vec::new() };
+        Arc::new(LoadReport::new(Values {
+            rps_fractional: Some(2.0),
+            named_metrics,
+            ..Values::default()
+        }))
     }
 
     fn statistics(&self, model: &str, _: &str) -> Result<Vec<ModelStatistics>, InferError> {
@@ -224,20 +244,42 @@ impl Service for EchoService {
     }
 
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
-        let ready =
-            IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: StateReason::None };
-        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: StateReason::None };
+        let ready = IndexEntry {
+            name: "echo".into(),
+            version: Some(1),
+            state: Some(State::Ready),
+            reason: StateReason::None,
+        };
+        let never = IndexEntry {
+            name: "never".into(),
+            version: None,
+            state: None,
+            reason: StateReason::None,
+        };
         Ok(if ready_only { vec![ready] } else { vec![ready, never] })
     }
 
     /// Loads only `echo`; the error for other models lists the parameters.
-    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {
-        let given: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", value.len())).collect();
-        if model == "echo" { Ok(()) } else { Err(InferError::internal(format!("{model} with {}", given.join(" ")))) }
+    async fn load_model(
+        &self,
+        model: &str,
+        parameters: Vec<(String, Bytes)>,
+    ) -> Result<(), InferError> {
+        let given: Vec<String> =
+            parameters.iter().map(|(name, value)| format!("{name}={}", value.len())).collect();
+        if model == "echo" {
+            Ok(())
+        } else {
+            Err(InferError::internal(format!("{model} with {}", given.join(" "))))
+        }
     }
 
     async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
-        if model == "echo" { Ok(()) } else { Err(InferError::internal(format!("{model} {dependents}"))) }
+        if model == "echo" {
+            Ok(())
+        } else {
+            Err(InferError::internal(format!("{model} {dependents}")))
+        }
     }
 
     fn registers_directories(&self) -> bool {
@@ -255,19 +297,32 @@ impl Service for EchoService {
     fn unregister_directories(&self, _: &[String]) {}
 
     /// Checks the names and opens nothing.
-    fn register_system_memory(&self, region: &str, key: &str, _: u64, _: u64) -> Result<(), InferError> {
+    fn register_system_memory(
+        &self,
+        region: &str,
+        key: &str,
+        _: u64,
+        _: u64,
+    ) -> Result<(), InferError> {
         locked(&self.0.regions).check_new(region)?;
         object_name(region, key)?;
         Err(cannot_open(key))
     }
 
     /// Checks the handle and reports that GPUs are not supported.
-    async fn register_cuda_memory(&self, region: &str, handle: &[u8], _: i64, _: u64) -> Result<(), InferError> {
+    async fn register_cuda_memory(
+        &self,
+        region: &str,
+        handle: &[u8],
+        _: i64,
+        _: u64,
+    ) -> Result<(), InferError> {
         locked(&self.0.regions).check_new(region)?;
         if handle.len() != CUDA_HANDLE {
             return Err(not_a_handle());
         }
-        let text = format!("failed to register CUDA shared memory region: '{region}', GPUs not supported");
+        let text =
+            format!("failed to register CUDA shared memory region: '{region}', GPUs not supported");
         Err(refusal(ErrorCode::InvalidArg, text))
     }
 
@@ -293,7 +348,11 @@ impl Service for EchoService {
         self.update_trace_settings(model, &Update::default())
     }
 
-    fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
+    fn update_trace_settings(
+        &self,
+        model: &str,
+        update: &Update,
+    ) -> Result<TraceSettings, InferError> {
         if !model.is_empty() {
             self.known(model)?;
         }

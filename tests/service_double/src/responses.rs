@@ -23,24 +23,38 @@ pub(crate) enum EchoResponses {
 
 impl fmt::Debug for EchoResponses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EchoResponses").field("decoupled", &self.is_decoupled()).finish_non_exhaustive()
+        f.debug_struct("EchoResponses")
+            .field("decoupled", &self.is_decoupled())
+            .finish_non_exhaustive()
     }
 }
 
 impl EchoResponses {
     /// Wraps the response of an ordinary model.
-    pub(crate) fn one(response: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
+    pub(crate) fn one(
+        response: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static,
+    ) -> Self {
         Self::One(Box::pin(response))
     }
 
     /// Creates a response for each element of the first input, and an empty last one.
     pub(crate) fn many(request: &InferRequest) -> Result<Self, InferError> {
-        let Some(input) = request.inputs.first() else { return Err(InferError::invalid("no input")) };
+        let Some(input) = request.inputs.first() else {
+            return Err(InferError::invalid("no input"));
+        };
         let elements = input.tensor.data.clone().join();
-        let named = || InferResponse { model_name: "many".into(), id: request.id.clone(), ..InferResponse::default() };
+        let named = || InferResponse {
+            model_name: "many".into(),
+            id: request.id.clone(),
+            ..InferResponse::default()
+        };
         let responses = elements.as_chunks().0.iter().map(|&element| {
             let byte = f32::from_le_bytes(element) as u8;
-            let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data: Bytes::from(vec![byte]).into() };
+            let tensor = Tensor {
+                datatype: DataType::Uint8,
+                shape: vec![1],
+                data: Bytes::from(vec![byte]).into(),
+            };
             let outputs = vec![InferOutput { name: "OUT".into(), tensor }];
             let answer = match byte {
                 255 => Err(InferError::internal("asked to fail")),

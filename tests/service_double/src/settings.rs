@@ -14,7 +14,14 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let format = LogFormat::Default;
-        let log = LogSettings { file: String::new(), info: true, warning: true, error: true, verbose: 0, format };
+        let log = LogSettings {
+            file: String::new(),
+            info: true,
+            warning: true,
+            error: true,
+            verbose: 0,
+            format,
+        };
         Self { log, trace: settings::Settings::new(Mode::Triton, Values::default(), true) }
     }
 }
@@ -32,7 +39,11 @@ impl Settings {
     }
 
     /// Changes the trace settings of a model, or (empty) of the server, and returns them.
-    pub(crate) fn update_trace(&mut self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
+    pub(crate) fn update_trace(
+        &mut self,
+        model: &str,
+        update: &Update,
+    ) -> Result<TraceSettings, InferError> {
         self.trace.update(model, update)?;
         let values = self.trace.of(model);
         let one = |value: String| vec![value];

@@ -13,38 +13,45 @@ use crate::session::Runtime;
 
 /// Runs one instance of a model.
 pub trait Backend {
-    /// The engine with its version, for logs and the served configuration; for example `tract 0.23.9`.
+    /// The engine with its version, for logs and the served configuration; for example `tract
+    /// 0.23.9`.
     fn engine(&self) -> String;
 
-    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for. A decoupled model
-    /// may answer each request any number of times, with [`Outputs::response`].
+    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks
+    /// for. A decoupled model may answer each request any number of times, with
+    /// [`Outputs::response`].
     ///
     /// # Errors
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
 
-    /// Whether inputs and output memory may change while a batch is executed: a client that shares its memory can write there at
-    /// any moment. Such a backend accesses the client's memory directly, without any particular alignment. It must not make two
-    /// decisions from separate reads of the same bytes, and must work correctly, not only safely, whatever bytes it reads. All
-    /// other backends get copies.
+    /// Whether inputs and output memory may change while a batch is executed: a client that shares
+    /// its memory can write there at any moment. Such a backend accesses the client's memory
+    /// directly, without any particular alignment. It must not make two decisions from separate
+    /// reads of the same bytes, and must work correctly, not only safely, whatever bytes it reads.
+    /// All other backends get copies.
     fn tolerates_concurrent_writes(&self) -> bool {
         false
     }
 
-    /// Whether the backend reads inputs directly from a device's memory, through [`Input::pieces`](crate::Input::pieces), and
-    /// allocates its outputs with [`Outputs::allocate_anywhere`]. It must tolerate concurrent writes there, as for
-    /// [`Backend::tolerates_concurrent_writes`]. All other backends find all inputs in the process's memory.
+    /// Whether the backend reads inputs directly from a device's memory, through
+    /// [`Input::pieces`](crate::Input::pieces), and allocates its outputs with
+    /// [`Outputs::allocate_anywhere`]. It must tolerate concurrent writes there, as for
+    /// [`Backend::tolerates_concurrent_writes`]. All other backends find all inputs in the
+    /// process's memory.
     fn takes_device_memory(&self) -> DeviceInputs {
         DeviceInputs::Never
     }
 
-    /// Called when a sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was idle
-    /// for too long, or its client has disconnected. For backends that keep data for each sequence; the runtime keeps and drops
-    /// the states of the configuration.
+    /// Called when a sequence is over without a step that has
+    /// [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was idle for too long, or its
+    /// client has disconnected. For backends that keep data for each sequence; the runtime keeps
+    /// and drops the states of the configuration.
     fn sequence_ended(&mut self, _key: u64) {}
 
     /// Whether the backend records the times of each batch
-    /// ([`RECORDED_BY_WORKER`](pharos::metrics::catalog::RECORDED_BY_WORKER)) itself; else the runtime does.
+    /// ([`RECORDED_BY_WORKER`](pharos::metrics::catalog::RECORDED_BY_WORKER)) itself; else the
+    /// runtime does.
     fn records_its_times(&self) -> bool {
         false
     }
@@ -55,9 +62,9 @@ pub trait Backend {
         false
     }
 
-    /// Returns a function that reports whether the model is ready, if the model has one. The function is called when a client asks
-    /// for the model's readiness, on a separate thread and also while a batch is executed. A model that is not ready still gets
-    /// requests.
+    /// Returns a function that reports whether the model is ready, if the model has one. The
+    /// function is called when a client asks for the model's readiness, on a separate thread and
+    /// also while a batch is executed. A model that is not ready still gets requests.
     fn readiness(&self) -> Option<Readiness> {
         None
     }

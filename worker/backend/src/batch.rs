@@ -46,7 +46,8 @@ pub enum ReceivedPiece {
 /// One input of a batch, over all its requests.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// Position in the configuration's inputs. Inputs that the server adds follow them: `batch_input`, sequence controls, states.
+    /// Position in the configuration's inputs. Inputs that the server adds follow them:
+    /// `batch_input`, sequence controls, states.
     pub index: usize,
     /// Its name.
     pub name: &'a str,
@@ -54,10 +55,12 @@ pub struct Input<'a> {
     pub datatype: DataType,
     /// The shape of the whole batch; `[elements]` for an input that may be ragged.
     pub shape: &'a [i64],
-    /// The elements: little-endian, row-major, aligned to 64 bytes; BYTES elements length-prefixed.
+    /// The elements: little-endian, row-major, aligned to 64 bytes; BYTES elements
+    /// length-prefixed.
     pub data: &'a [u8],
-    /// The locations of the data if some of it is in a device's memory; `data` is then empty. Empty for all backends that do not
-    /// take such inputs; see [`Backend::takes_device_memory`](crate::Backend::takes_device_memory).
+    /// The locations of the data if some of it is in a device's memory; `data` is then empty.
+    /// Empty for all backends that do not take such inputs; see
+    /// [`Backend::takes_device_memory`](crate::Backend::takes_device_memory).
     pub pieces: &'a [Source<'a>],
 }
 
@@ -68,7 +71,8 @@ pub struct Batch<'a> {
     /// The inputs that the requests have, in the configuration's order.
     pub inputs: Vec<Input<'a>>,
     config: &'a ModelConfig,
-    /// The positions of the requests in the whole batch, if this is a part of it; empty for the whole batch.
+    /// The positions of the requests in the whole batch, if this is a part of it; empty for the
+    /// whole batch.
     positions: &'a [u32],
     wanted: &'a [u16],
     /// Outputs that are wanted even if no request asks for them: the states.
@@ -83,7 +87,16 @@ impl<'a> Batch<'a> {
         let execute = loan.execute();
         let requests = &execute.requests;
         let wanted = &execute.outputs;
-        Self { requests, inputs, config, positions: &[], wanted, always: &[], flags: loan.flags(), loan }
+        Self {
+            requests,
+            inputs,
+            config,
+            positions: &[],
+            wanted,
+            always: &[],
+            flags: loan.flags(),
+            loan,
+        }
     }
 }
 
@@ -91,11 +104,17 @@ impl Batch<'_> {
     /// Returns a batch of some of the requests, at these positions. For the worker's runtime.
     #[doc(hidden)]
     #[must_use]
-    pub fn part<'p>(&'p self, requests: &'p [BatchRequest], positions: &'p [u32], inputs: Vec<Input<'p>>) -> Batch<'p> {
+    pub fn part<'p>(
+        &'p self,
+        requests: &'p [BatchRequest],
+        positions: &'p [u32],
+        inputs: Vec<Input<'p>>,
+    ) -> Batch<'p> {
         Batch { requests, inputs, positions, ..*self }
     }
 
-    /// Returns the batch with the inputs of states added; the outputs of states are always wanted. For the worker's runtime.
+    /// Returns the batch with the inputs of states added; the outputs of states are always wanted.
+    /// For the worker's runtime.
     #[doc(hidden)]
     #[must_use]
     pub fn with_states<'p>(&'p self, inputs: Vec<Input<'p>>, outputs: &'p [usize]) -> Batch<'p> {
@@ -108,8 +127,9 @@ impl Batch<'_> {
         self.config
     }
 
-    /// Whether the output at this position of the configuration is wanted: by a request, or because it is a state.
-    /// [`ModelConfig::backend_outputs`] numbers states that are not outputs of the configuration.
+    /// Whether the output at this position of the configuration is wanted: by a request, or because
+    /// it is a state. [`ModelConfig::backend_outputs`] numbers states that are not outputs of the
+    /// configuration.
     pub fn wants(&self, output: usize) -> bool {
         self.is_requested(output) || self.always.contains(&output)
     }
@@ -120,25 +140,31 @@ impl Batch<'_> {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| usize::from(*wanted) == output)
     }
 
-    /// Returns a handle on the bytes of the input at this position of [`Batch::inputs`]. The handle keeps the bytes in place as
-    /// long as it lives, even after the batch is over. `None` if there is no such input.
+    /// Returns a handle on the bytes of the input at this position of [`Batch::inputs`]. The handle
+    /// keeps the bytes in place as long as it lives, even after the batch is over. `None` if there
+    /// is no such input.
     pub fn received(&self, input: usize) -> Option<Received> {
         self.inputs.get(input).map(|input| self.loan.received(input.data))
     }
 
-    /// Like [`Batch::received`], for one of the [`Input::pieces`]. A client's system memory is copied; memory on a device stays
-    /// open, and the client may change its content. `None` if there is no such piece.
+    /// Like [`Batch::received`], for one of the [`Input::pieces`]. A client's system memory is
+    /// copied; memory on a device stays open, and the client may change its content. `None` if
+    /// there is no such piece.
     pub fn received_piece(&self, input: usize, piece: usize) -> Option<ReceivedPiece> {
         match *self.inputs.get(input)?.pieces.get(piece)? {
             Source::Host(bytes) => Some(ReceivedPiece::Host(self.loan.received(bytes))),
             Source::Zeros(len) => Some(ReceivedPiece::Host(Received::zeroed(len))),
-            Source::Device(_) => self.loan.received_on_device(input, piece).map(ReceivedPiece::Device),
+            Source::Device(_) => {
+                self.loan.received_on_device(input, piece).map(ReceivedPiece::Device)
+            }
         }
     }
 
-    /// Whether the request at this position is cancelled: its client has disconnected or its deadline has passed. May become true
-    /// at any moment. A backend may check between steps and stop work on the request by failing it with
-    /// [`InferError::cancelled`](pharos::error::InferError::cancelled); its outputs are then discarded.
+    /// Whether the request at this position is cancelled: its client has disconnected or its
+    /// deadline has passed. May become true at any moment. A backend may check between steps and
+    /// stop work on the request by failing it with
+    /// [`InferError::cancelled`](pharos::error::InferError::cancelled); its outputs are then
+    /// discarded.
     pub fn is_cancelled(&self, request: usize) -> bool {
         let whole = self.positions.get(request).map_or(request, |position| *position as usize);
         self.flags.is_set(whole)
@@ -146,7 +172,8 @@ impl Batch<'_> {
 
     /// Whether all requests of the batch are cancelled.
     pub fn all_cancelled(&self) -> bool {
-        !self.requests.is_empty() && (0..self.requests.len()).all(|request| self.is_cancelled(request))
+        !self.requests.is_empty()
+            && (0..self.requests.len()).all(|request| self.is_cancelled(request))
     }
 
     /// Returns the total number of rows of all requests.

@@ -23,7 +23,10 @@ impl OutputTensor<'_> {
     ///
     /// # Errors
     /// The arena is full.
-    pub(crate) fn allocate<'m>(&self, arena: &'m OutputArena) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
+    pub(crate) fn allocate<'m>(
+        &self,
+        arena: &'m OutputArena,
+    ) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
         let block = block(self.output, self.datatype, self.shape.to_vec())?;
         let allocated = arena.allocate(self.len as u64);
         let (memory, bytes) = allocated.ok_or_else(|| arena_full(self.len, arena.capacity()))?;
@@ -41,7 +44,11 @@ impl OutputTensor<'_> {
 ///
 /// # Errors
 /// The number of the output is too large for a frame.
-pub(crate) fn block(output: usize, datatype: DataType, shape: Vec<i64>) -> Result<OutputBlock, InferError> {
+pub(crate) fn block(
+    output: usize,
+    datatype: DataType,
+    shape: Vec<i64>,
+) -> Result<OutputBlock, InferError> {
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
     Ok(OutputBlock {
         output,
@@ -59,7 +66,11 @@ pub(crate) fn block(output: usize, datatype: DataType, shape: Vec<i64>) -> Resul
 ///
 /// # Errors
 /// The shape has a negative dimension, or the datatype is BYTES.
-pub(crate) fn fixed_size(output: usize, datatype: DataType, shape: &[i64]) -> Result<usize, InferError> {
+pub(crate) fn fixed_size(
+    output: usize,
+    datatype: DataType,
+    shape: &[i64],
+) -> Result<usize, InferError> {
     let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
     len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))
 }

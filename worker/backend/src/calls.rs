@@ -18,7 +18,8 @@ use crate::session::{Runtime, Session};
 #[derive(Default)]
 pub struct Call {
     /// The model and version to call, and the request's attributes. Its `parent` is the
-    /// [`Responder::place`](crate::Responder::place) of the request on whose behalf the call is made.
+    /// [`Responder::place`](crate::Responder::place) of the request on whose behalf the call is
+    /// made.
     pub request: CallRequest,
     /// Its inputs.
     pub inputs: Vec<CallInput>,
@@ -74,8 +75,9 @@ pub struct Pending {
     _lent: Vec<Received>,
 }
 
-/// Cancels a call from any thread, even while another thread waits for its answers. Answers that the server has already sent are
-/// still delivered; the last one is the error of a cancelled request.
+/// Cancels a call from any thread, even while another thread waits for its answers. Answers that
+/// the server has already sent are still delivered; the last one is the error of a cancelled
+/// request.
 pub struct Canceller {
     session: Arc<Session>,
     call: u64,
@@ -92,8 +94,8 @@ impl Runtime {
     /// Starts an inference by another model. The request is in progress when this returns.
     ///
     /// # Errors
-    /// There is no memory for an input, or its strings are too long for a message. Errors of the other model are returned as
-    /// answers.
+    /// There is no memory for an input, or its strings are too long for a message. Errors of the
+    /// other model are returned as answers.
     pub fn call(&self, call: Call) -> Result<Pending, InferError> {
         let number = self.begin_call();
         let mut inputs = Vec::new();
@@ -120,7 +122,9 @@ impl Runtime {
                     }
                 }
                 Content::Memory(memory) => Ok(memory),
-                Content::Placed(_) => Err(run_error("an input of a call cannot be in a client's memory")),
+                Content::Placed(_) => {
+                    Err(run_error("an input of a call cannot be in a client's memory"))
+                }
             };
             let memory = passed_on.inspect_err(|_| self.end_call(number))?;
             let (offset, len) = memory.place();
@@ -130,16 +134,30 @@ impl Runtime {
         let model = call.request.model.clone();
         let id = call.request.id.clone();
         let frame = ToFrontend::Call(wire::Call { call: number, request: call.request, inputs });
-        self.session().arenas.sender.send_if_it_fits(&frame).inspect_err(|_| self.end_call(number))?;
+        self.session()
+            .arenas
+            .sender
+            .send_if_it_fits(&frame)
+            .inspect_err(|_| self.end_call(number))?;
         memories.into_iter().for_each(Memory::sent);
-        Ok(Pending { session: self.session().clone(), call: number, model, id, taken: 0, ended: false, _lent: lent })
+        Ok(Pending {
+            session: self.session().clone(),
+            call: number,
+            model,
+            id,
+            taken: 0,
+            ended: false,
+            _lent: lent,
+        })
     }
 
-    /// Loads or reloads a model. `files` override the model's files and are named as in the repository extension: `config` for
-    /// its configuration as JSON, `file:PATH` for a file of its directory.
+    /// Loads or reloads a model. `files` override the model's files and are named as in the
+    /// repository extension: `config` for its configuration as JSON, `file:PATH` for a file of its
+    /// directory.
     ///
     /// # Errors
-    /// The server's reason, or the files together exceed the size limit of a message ([`pharos::wire::MAX_FRAME`]).
+    /// The server's reason, or the files together exceed the size limit of a message
+    /// ([`pharos::wire::MAX_FRAME`]).
     pub fn load_model(&self, name: &str, files: Vec<(String, Vec<u8>)>) -> Result<(), InferError> {
         self.manage(name, Verb::Load(files)).map(drop)
     }
@@ -163,7 +181,12 @@ impl Runtime {
     fn manage(&self, model: &str, verb: Verb) -> Result<Answer, InferError> {
         let call = self.begin_call();
         let frame = ToFrontend::Manage(Manage { call, model: model.to_owned(), verb });
-        let answer = self.session().arenas.sender.send_if_it_fits(&frame).map(|()| self.session().next_answer(call));
+        let answer = self
+            .session()
+            .arenas
+            .sender
+            .send_if_it_fits(&frame)
+            .map(|()| self.session().next_answer(call));
         self.end_call(call);
         let answer = answer?.ok_or_else(InferError::cancelled)?;
         answer.error.clone().map_or(Ok(answer), |error| Err(error.into()))
@@ -192,14 +215,16 @@ impl Session {
     /// Removes a finished call and returns the loans that its unread answers hold.
     fn forget_call(&self, call: u64) {
         let unread = self.connection.lock().calls.remove(&call).unwrap_or_default();
-        let loans: Vec<u64> = unread.iter().map(|answer| answer.loan).filter(|loan| *loan != 0).collect();
+        let loans: Vec<u64> =
+            unread.iter().map(|answer| answer.loan).filter(|loan| *loan != 0).collect();
         if !loans.is_empty() {
             self.arenas.send(&ToFrontend::Returned(loans));
         }
     }
 }
 
-/// Waits for each answer; ends after the last one. A last response without content is returned as well.
+/// Waits for each answer; ends after the last one. A last response without content is returned as
+/// well.
 impl Iterator for Pending {
     type Item = Result<Called, InferError>;
 
@@ -244,7 +269,8 @@ impl Pending {
                     None => (output.len == 0).then(Received::empty),
                 };
                 let wire::AnswerOutput { name, datatype, shape, .. } = output;
-                let data = data.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))?;
+                let data =
+                    data.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))?;
                 Ok(CalledOutput { name, datatype, shape, data })
             })
             .collect::<Result<_, InferError>>()?;

@@ -1,9 +1,10 @@
 //! Outputs of a batch in client memory.
 //!
 //! A backend writes there directly only if it tolerates concurrent writes
-//! ([`Backend::tolerates_concurrent_writes`](crate::Backend::tolerates_concurrent_writes)) and the request is alone in its batch,
-//! or if the memory is on a device and the backend accesses it there
-//! ([`Backend::takes_device_memory`](crate::Backend::takes_device_memory)). All other outputs are copied after the execution.
+//! ([`Backend::tolerates_concurrent_writes`](crate::Backend::tolerates_concurrent_writes)) and the
+//! request is alone in its batch, or if the memory is on a device and the backend accesses it there
+//! ([`Backend::takes_device_memory`](crate::Backend::takes_device_memory)). All other outputs are
+//! copied after the execution.
 
 use std::ops::Range;
 
@@ -39,8 +40,8 @@ pub enum OutputMemory<'a> {
     Host(&'a mut [u8]),
     /// A client's memory on a device, written directly.
     Device(DeviceMemory),
-    /// The rows of the batch's requests have separate destinations, in request order; none of them is `Pieces` itself. Only for
-    /// backends with [`DeviceInputs::Pieces`].
+    /// The rows of the batch's requests have separate destinations, in request order; none of them
+    /// is `Pieces` itself. Only for backends with [`DeviceInputs::Pieces`].
     Pieces(Vec<OutputMemory<'a>>),
 }
 
@@ -82,7 +83,8 @@ pub(crate) fn claim(others: &[RegionRange], range: RegionRange) -> Option<Region
 
 /// Returns the regions that a batch uses, each with the position of the request that uses it.
 pub fn used_regions(execute: &Execute) -> impl Iterator<Item = (u32, u64)> + '_ {
-    let placements = execute.placements.iter().map(|placement| (placement.request, placement.region));
+    let placements =
+        execute.placements.iter().map(|placement| (placement.request, placement.region));
     input_pieces(execute).map(|piece| (piece.request, piece.region)).chain(placements)
 }
 
@@ -99,8 +101,8 @@ pub(crate) fn write_placed(
     let len = bytes.len() as u64;
     if len > placement.len {
         let text = format!(
-            "shared memory size specified with the request for output '{name}' ({} bytes) should be at least {len} bytes to \
-             hold the results",
+            "shared memory size specified with the request for output '{name}' ({} bytes) should \
+             be at least {len} bytes to hold the results",
             placement.len
         );
         return Err(InferError::new(ErrorCode::Internal, Reason::SharedMemory, text));
@@ -130,13 +132,19 @@ impl<'a> ClientMemory<'a> {
         self.access
     }
 
-    /// Records that the backend reads this range of an input, so that no output is written there meanwhile.
+    /// Records that the backend reads this range of an input, so that no output is written there
+    /// meanwhile.
     pub fn reads(&mut self, range: RegionRange) {
         self.ranges.push(range);
     }
 
     /// Returns the client's memory for an output if the backend may write there directly.
-    pub(crate) fn take(&mut self, output: usize, len: usize, may_be_on_device: bool) -> Option<OutputMemory<'a>> {
+    pub(crate) fn take(
+        &mut self,
+        output: usize,
+        len: usize,
+        may_be_on_device: bool,
+    ) -> Option<OutputMemory<'a>> {
         // The frontend reads outputs that are not split by rows from the arena.
         if self.execute.elements.iter().any(|(other, _)| usize::from(*other) == output) {
             return None;
@@ -158,11 +166,20 @@ impl<'a> ClientMemory<'a> {
         Some(memory)
     }
 
-    /// Like [`ClientMemory::take`], for one request's rows of an output of a batch of several requests; only on a device.
-    pub(crate) fn take_rows(&mut self, request: u32, output: usize, len: u64) -> Option<DeviceMemory> {
-        let &Placement { region, offset, .. } = self.execute.placements.iter().find(|placement| {
-            placement.request == request && usize::from(placement.output) == output && len <= placement.len
-        })?;
+    /// Like [`ClientMemory::take`], for one request's rows of an output of a batch of several
+    /// requests; only on a device.
+    pub(crate) fn take_rows(
+        &mut self,
+        request: u32,
+        output: usize,
+        len: u64,
+    ) -> Option<DeviceMemory> {
+        let &Placement { region, offset, .. } =
+            self.execute.placements.iter().find(|placement| {
+                placement.request == request
+                    && usize::from(placement.output) == output
+                    && len <= placement.len
+            })?;
         let range = claim(&self.ranges, RegionRange { region, offset, len })?;
         let memory = self.regions.on_device(range)?;
         self.ranges.push(range);
@@ -175,15 +192,29 @@ impl<'a> ClientMemory<'a> {
     }
 
     /// Writes one request's part of an output to the location that its client wants.
-    pub(crate) fn write(&self, placement: &Placement, name: &str, bytes: &[u8]) -> Result<(), InferError> {
-        write_placed(placement, name, bytes, |to, bytes| self.regions.write(to.region, to.offset, bytes))
+    pub(crate) fn write(
+        &self,
+        placement: &Placement,
+        name: &str,
+        bytes: &[u8],
+    ) -> Result<(), InferError> {
+        write_placed(placement, name, bytes, |to, bytes| {
+            self.regions.write(to.region, to.offset, bytes)
+        })
     }
 
-    /// Returns the range of a request's part in a block; `None` if the block is not for the request or has the wrong number of
-    /// rows.
-    pub(crate) fn part(&self, block: &OutputBlock, bytes: &[u8], request: u32) -> Option<Range<usize>> {
+    /// Returns the range of a request's part in a block; `None` if the block is not for the request
+    /// or has the wrong number of rows.
+    pub(crate) fn part(
+        &self,
+        block: &OutputBlock,
+        bytes: &[u8],
+        request: u32,
+    ) -> Option<Range<usize>> {
         let all: Vec<u32> = match block.requests.as_slice() {
-            [] => (0..self.execute.requests.len()).filter_map(|position| u32::try_from(position).ok()).collect(),
+            [] => (0..self.execute.requests.len())
+                .filter_map(|position| u32::try_from(position).ok())
+                .collect(),
             some => some.to_vec(),
         };
         let index = all.iter().position(|position| *position == request)?;
@@ -192,7 +223,11 @@ impl<'a> ClientMemory<'a> {
             .iter()
             .map(|position: &u32| match elements {
                 Some((_, elements)) => elements.get(*position as usize).copied(),
-                None => self.execute.requests.get(*position as usize).map(|request| u64::from(request.rows)),
+                None => self
+                    .execute
+                    .requests
+                    .get(*position as usize)
+                    .map(|request| u64::from(request.rows)),
             })
             .collect::<Option<_>>()?;
         let ends = match block.datatype {

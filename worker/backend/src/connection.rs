@@ -1,8 +1,9 @@
 //! The connection to the frontend: received messages, and the threads that wait for them.
 //!
-//! No thread is reserved for reading. A thread that waits for something (the main thread for its next batch, a thread for the
-//! answer of another model, a sender for its client) reads the ring while no other thread does, and passes on messages for
-//! other threads. So a worker that only executes batches has no extra cost.
+//! No thread is reserved for reading. A thread that waits for something (the main thread for its
+//! next batch, a thread for the answer of another model, a sender for its client) reads the ring
+//! while no other thread does, and passes on messages for other threads. So a worker that only
+//! executes batches has no extra cost.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -80,14 +81,20 @@ impl ConnectionState {
 
 impl Connection {
     pub(crate) fn new(reader: Reader, arenas: Arc<Arenas>) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), reader: Mutex::new(reader), arenas }
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            reader: Mutex::new(reader),
+            arenas,
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock()
     }
 
-    /// Waits for the next frame for the main thread; `None` when the frontend has closed the connection.
+    /// Waits for the next frame for the main thread; `None` when the frontend has closed the
+    /// connection.
     ///
     /// # Errors
     /// The connection is broken, or the received bytes are not a frame.
@@ -101,19 +108,26 @@ impl Connection {
         }
     }
 
-    /// Waits until `look` finds something, and reads the ring meanwhile if no other thread does. Returns `None` if the
-    /// connection closes first.
+    /// Waits until `look` finds something, and reads the ring meanwhile if no other thread does.
+    /// Returns `None` if the connection closes first.
     pub(crate) fn wait<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         self.wait_reading(true, look)
     }
 
-    /// Like [`Connection::wait`], for events that the main thread causes and that arrive in no frame: a thread reading the ring
-    /// would not notice them.
-    pub(crate) fn wait_for_main<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
+    /// Like [`Connection::wait`], for events that the main thread causes and that arrive in no
+    /// frame: a thread reading the ring would not notice them.
+    pub(crate) fn wait_for_main<T>(
+        &self,
+        look: impl FnMut(&mut ConnectionState) -> Option<T>,
+    ) -> Option<T> {
         self.wait_reading(false, look)
     }
 
-    fn wait_reading<T>(&self, may_read: bool, mut look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
+    fn wait_reading<T>(
+        &self,
+        may_read: bool,
+        mut look: impl FnMut(&mut ConnectionState) -> Option<T>,
+    ) -> Option<T> {
         let mut state = self.lock();
         loop {
             if let Some(found) = look(&mut state) {
@@ -140,8 +154,8 @@ impl Connection {
         }
     }
 
-    /// Returns the number of the next batch, if its frame has arrived (the frontend sends it while the current one is executed),
-    /// and the inputs of that batch that are in the arena.
+    /// Returns the number of the next batch, if its frame has arrived (the frontend sends it while
+    /// the current one is executed), and the inputs of that batch that are in the arena.
     pub(crate) fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.poll();
         let state = self.lock();
@@ -149,8 +163,10 @@ impl Connection {
             ToWorker::Execute(execute) => Some(execute),
             _ => None,
         })?;
-        let in_arena = execute.inputs.iter().filter(|input| input.pieces.is_empty() && input.len > 0);
-        let inputs = in_arena.filter_map(|input| Received::of_sent(&self.arenas, input.offset, input.len));
+        let in_arena =
+            execute.inputs.iter().filter(|input| input.pieces.is_empty() && input.len > 0);
+        let inputs =
+            in_arena.filter_map(|input| Received::of_sent(&self.arenas, input.offset, input.len));
         Some((execute.batch, inputs.collect()))
     }
 
@@ -159,7 +175,10 @@ impl Connection {
     }
 
     /// Reads one frame without holding the lock, and dispatches it.
-    fn read_one<'s>(&'s self, mut state: MutexGuard<'s, ConnectionState>) -> MutexGuard<'s, ConnectionState> {
+    fn read_one<'s>(
+        &'s self,
+        mut state: MutexGuard<'s, ConnectionState>,
+    ) -> MutexGuard<'s, ConnectionState> {
         state.reading = true;
         drop(state);
         let frame = self.reader.lock().read();
@@ -194,7 +213,9 @@ impl Connection {
             ToWorker::Answer(answer) => match state.calls.get_mut(&answer.call) {
                 Some(call) => call.push_back(answer),
                 // The call is over.
-                None if answer.loan != 0 => self.arenas.send(&ToFrontend::Returned(vec![answer.loan])),
+                None if answer.loan != 0 => {
+                    self.arenas.send(&ToFrontend::Returned(vec![answer.loan]))
+                }
                 None => {}
             },
             ToWorker::CheckReadiness => state.readiness_asked = true,
@@ -209,7 +230,8 @@ impl Connection {
         self.lock().batches.insert(execute.batch, Streams::new(execute, decoupled, start));
     }
 
-    /// Records the end of a batch's execution, successful or not. The `rescheduled` requests are executed again.
+    /// Records the end of a batch's execution, successful or not. The `rescheduled` requests are
+    /// executed again.
     pub(crate) fn batch_ends(&self, batch: u64, went_well: bool, rescheduled: &[u32]) -> Collected {
         let mut state = self.lock();
         let Some(streams) = state.batches.get_mut(&batch) else { return Collected::default() };
@@ -236,7 +258,8 @@ impl Connection {
     /// Waits until a request of a decoupled model may send one more response.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled; also fails if it is over or does not exist.
+    /// [`InferError::cancelled`] if the request is cancelled; also fails if it is over or does not
+    /// exist.
     pub(crate) fn wait_for_credit(&self, place: RequestPlace) -> Result<(), InferError> {
         self.wait(|state| {
             let stopping = state.is_stopping();
@@ -249,7 +272,9 @@ impl Connection {
                 Ok((row, stream)) if stopping || self.is_cancelled(row, &stream, place.1) => {
                     Some(Err(InferError::cancelled()))
                 }
-                Ok((_, stream)) => (stream.sent.saturating_sub(stream.taken) < CREDITS.into()).then_some(Ok(())),
+                Ok((_, stream)) => {
+                    (stream.sent.saturating_sub(stream.taken) < CREDITS.into()).then_some(Ok(()))
+                }
             }
         })
         .unwrap_or_else(|| Err(InferError::cancelled()))
@@ -257,14 +282,21 @@ impl Connection {
 
     /// Whether a request is cancelled, by a frame or by its flag in this row.
     pub(crate) fn is_cancelled(&self, row: Option<u8>, stream: &Stream, request: u32) -> bool {
-        stream.cancelled || row.is_some_and(|row| self.arenas.inputs.flags(row).is_set(request as usize))
+        stream.cancelled
+            || row.is_some_and(|row| self.arenas.inputs.flags(row).is_set(request as usize))
     }
 
-    /// Sends the response of one request. Holds the lock while sending, so that responses keep their order.
+    /// Sends the response of one request. Holds the lock while sending, so that responses keep
+    /// their order.
     ///
     /// # Errors
-    /// The request is over, or its parameters are too long for a message; the request then continues without this response.
-    pub(crate) fn send_response(&self, place: RequestPlace, content: ResponseContent) -> Result<(), InferError> {
+    /// The request is over, or its parameters are too long for a message; the request then
+    /// continues without this response.
+    pub(crate) fn send_response(
+        &self,
+        place: RequestPlace,
+        content: ResponseContent,
+    ) -> Result<(), InferError> {
         let ResponseContent { outputs, parameters, error, last, empty, output_start } = content;
         let mut state = self.lock();
         let streams = state.streams(place)?;

@@ -29,7 +29,11 @@ pub(crate) fn in_memory(
         Content::Received(bytes) => Memory::copy_of(arenas, &bytes)?,
         Content::Placed(len) => {
             return Ok((
-                OutputBlock { len: len as u64, in_client_memory: true, ..block(output, datatype, shape)? },
+                OutputBlock {
+                    len: len as u64,
+                    in_client_memory: true,
+                    ..block(output, datatype, shape)?
+                },
                 None,
             ));
         }
@@ -45,8 +49,9 @@ pub(crate) struct PassOn<'l> {
 }
 
 impl DeferredReplies {
-    /// Returns the outputs as blocks. An input that is passed on is copied only if another holder could change it before it is
-    /// read. Also returns the values that must live until the blocks are sent.
+    /// Returns the outputs as blocks. An input that is passed on is copied only if another holder
+    /// could change it before it is read. Also returns the values that must live until the blocks
+    /// are sent.
     ///
     /// # Errors
     /// There is no memory for a copy.
@@ -55,14 +60,18 @@ impl DeferredReplies {
         arenas: &Arc<Arenas>,
         pass_on: &PassOn<'_>,
     ) -> Result<(Vec<OutputBlock>, Vec<Received>), InferError> {
-        let contents: Vec<&Received> = outputs.iter().filter_map(|(_, output)| output.content.received()).collect();
+        let contents: Vec<&Received> =
+            outputs.iter().filter_map(|(_, output)| output.content.received()).collect();
         let own_key = pass_on.loan.map(|loan| loan.key);
         // The loans of inputs that no other code holds, by output.
         let mut keys: Vec<Option<u64>> = Vec::with_capacity(outputs.len());
         for (_, output) in &outputs {
-            let loan = output.content.received().filter(|_| pass_on.allowed).and_then(Received::loan);
+            let loan =
+                output.content.received().filter(|_| pass_on.allowed).and_then(Received::loan);
             keys.push(loan.and_then(|loan| {
-                let here = contents.iter().filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
+                let here = contents
+                    .iter()
+                    .filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
                 let holders = here.count() + usize::from(own_key == Some(loan.key));
                 (Arc::strong_count(loan) == holders).then_some(loan.key)
             }));
@@ -78,7 +87,13 @@ impl DeferredReplies {
                 let loan = Some(key);
                 kept.push(bytes.clone());
                 let block = block(output.output, output.datatype, output.shape)?;
-                blocks.push(OutputBlock { requests, offset, len: bytes.len() as u64, loan, ..block });
+                blocks.push(OutputBlock {
+                    requests,
+                    offset,
+                    len: bytes.len() as u64,
+                    loan,
+                    ..block
+                });
                 continue;
             }
             let (block, memory) = in_memory(arenas, output)?;
@@ -91,7 +106,11 @@ impl DeferredReplies {
 }
 
 /// Adds parameters to the parameters of a request.
-pub(crate) fn merge(all: &mut Vec<(u32, Parameters)>, request: u32, more: Vec<(String, Parameter)>) {
+pub(crate) fn merge(
+    all: &mut Vec<(u32, Parameters)>,
+    request: u32,
+    more: Vec<(String, Parameter)>,
+) {
     match all.iter_mut().find(|(position, _)| *position == request) {
         Some((_, parameters)) => parameters.extend(more),
         None => all.push((request, more)),

@@ -1,12 +1,14 @@
-//! Ranges of device memory, and the traits through which the runtime accesses devices and client memory.
+//! Ranges of device memory, and the traits through which the runtime accesses devices and client
+//! memory.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use pharos::error::InferError;
 
-/// A range of a device's memory, in a buffer of this process or in a client's region. It stays valid as long as its source: a
-/// client's region until the batch is executed. The client may change its content at any moment.
+/// A range of a device's memory, in a buffer of this process or in a client's region. It stays
+/// valid as long as its source: a client's region until the batch is executed. The client may
+/// change its content at any moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     device: u32,
@@ -48,8 +50,9 @@ impl DeviceMemory {
     }
 }
 
-/// A range of a client's memory on a device that stays open as long as this or a clone of it lives, even after the batch is over
-/// and the client has unregistered its region. The client may change its content at any moment.
+/// A range of a client's memory on a device that stays open as long as this or a clone of it lives,
+/// even after the batch is over and the client has unregistered its region. The client may change
+/// its content at any moment.
 #[derive(Clone)]
 pub struct ReceivedOnDevice {
     memory: DeviceMemory,
@@ -88,8 +91,8 @@ impl RegionRange {
     }
 }
 
-/// Devices and client memory, as the runtime provides them to code that runs at any time and on any thread. Used only for
-/// requests with such memory.
+/// Devices and client memory, as the runtime provides them to code that runs at any time and on any
+/// thread. Used only for requests with such memory.
 pub trait Devices: Send + Sync {
     /// Copies bytes into a region.
     ///
@@ -97,17 +100,19 @@ pub trait Devices: Send + Sync {
     /// The range is not in the region, or the memory cannot be written.
     fn write_region(&self, region: u64, offset: u64, bytes: &[u8]) -> Result<(), InferError>;
 
-    /// Returns the range of a region on its device and keeps it open; `None` if the region is not on a device.
+    /// Returns the range of a region on its device and keeps it open; `None` if the region is not
+    /// on a device.
     fn keep_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice>;
 
-    /// Copies device memory to the process, ordered after earlier work in the device's default stream; complete on return.
+    /// Copies device memory to the process, ordered after earlier work in the device's default
+    /// stream; complete on return.
     ///
     /// # Errors
     /// The driver's reason.
     fn read(&self, from: DeviceMemory, into: &mut [u8]) -> Result<(), InferError>;
 
-    /// Copies memory of a device to the same or another device, as many bytes as `to` has, ordered after earlier work in the
-    /// default stream of the source device; complete on return.
+    /// Copies memory of a device to the same or another device, as many bytes as `to` has, ordered
+    /// after earlier work in the default stream of the source device; complete on return.
     ///
     /// # Errors
     /// The driver's reason.
@@ -119,8 +124,10 @@ pub trait Regions {
     /// Returns bytes of system memory without a copy; `None` if they have to be copied.
     fn in_place(&self, range: RegionRange) -> Option<&[u8]>;
 
-    /// Like [`Regions::in_place`], for writing. Ranges of one region that are in use at the same time must not overlap.
-    // Regions are memory that other processes write too; `claim` keeps the ranges of one batch apart.
+    /// Like [`Regions::in_place`], for writing. Ranges of one region that are in use at the same
+    /// time must not overlap.
+    // Regions are memory that other processes write too; `claim` keeps the ranges of one batch
+    // apart.
     #[allow(clippy::mut_from_ref)]
     fn in_place_mut(&self, range: RegionRange) -> Option<&mut [u8]>;
 

@@ -3,7 +3,8 @@
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::wire::WireError;
 
-/// The longest message that is sent to the frontend, in bytes: an error may quote what a client sent.
+/// The longest message that is sent to the frontend, in bytes: an error may quote what a client
+/// sent.
 const MAX_MESSAGE: usize = 4 << 10;
 
 /// Returns an error of loading a model.
@@ -27,5 +28,7 @@ pub fn wire_error(mut error: InferError) -> WireError {
 
 /// Returns the error of an output that does not fit in the arena.
 pub(crate) fn arena_full(len: usize, capacity: u64) -> InferError {
-    run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena"))
+    run_error(format!(
+        "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
+    ))
 }

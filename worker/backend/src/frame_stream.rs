@@ -1,4 +1,5 @@
-//! One end of a connection as two blocking streams of bytes: through the rings, with the socket to sleep and to wake.
+//! One end of a connection as two blocking streams of bytes: through the rings, with the socket to
+//! sleep and to wake.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,7 +15,8 @@ use crate::spin::{Spin, yield_processor};
 
 /// How often a writer yields the processor before it pauses for room in the ring.
 const YIELDS: u32 = 64;
-/// The pause of a writer that waits for room. The other side reads while this side writes, so that room comes soon.
+/// The pause of a writer that waits for room. The other side reads while this side writes, so that
+/// room comes soon.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// The reading half.
@@ -51,7 +53,8 @@ impl FrameReader {
 }
 
 impl Read for FrameReader {
-    /// Waits for bytes. Returns 0 if the other side has closed the connection and all its bytes are read.
+    /// Waits for bytes. Returns 0 if the other side has closed the connection and all its bytes are
+    /// read.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut has_ended = false;
         let mut has_looked = false;
@@ -117,8 +120,8 @@ impl Write for FrameWriter {
     }
 }
 
-/// Wakes the other side. If the socket's buffer is full, bytes wait there that wake it already; if the connection has ended, its
-/// reader notices.
+/// Wakes the other side. If the socket's buffer is full, bytes wait there that wake it already; if
+/// the connection has ended, its reader notices.
 fn wake(socket: &UnixStream) {
     let _ = send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

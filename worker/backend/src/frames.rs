@@ -9,7 +9,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{Parameter, Parameters};
-use pharos::wire::{Done, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring};
+use pharos::wire::{
+    Done, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring,
+};
 
 use crate::error::{run_error, wire_error};
 use crate::frame_stream::{FrameReader, FrameWriter};
@@ -35,13 +37,15 @@ struct Writer {
 /// No file descriptor is left, or the memory cannot be mapped.
 pub fn connect(socket: UnixStream, frames: impl AsFd) -> io::Result<(Reader, Sender)> {
     let (producer, consumer) = ring::of_worker(frames)?;
-    let writer = Writer { stream: FrameWriter::new(socket.try_clone()?, producer), out: Vec::new() };
+    let writer =
+        Writer { stream: FrameWriter::new(socket.try_clone()?, producer), out: Vec::new() };
     let stream = BufReader::with_capacity(16 << 10, FrameReader::new(socket, consumer));
     Ok((Reader { stream, payload: Vec::new() }, Sender(Arc::new(Mutex::new(writer)))))
 }
 
 impl Reader {
-    /// Sets how long [`Reader::read`] looks for the next frame before it sleeps, while frames come in that time.
+    /// Sets how long [`Reader::read`] looks for the next frame before it sleeps, while frames come
+    /// in that time.
     pub fn set_spin(&mut self, limit: Duration) {
         self.stream.get_mut().set_spin(limit);
     }
@@ -63,7 +67,8 @@ impl Reader {
         decode_to_worker(&self.payload).map(Some).map_err(io::Error::other)
     }
 
-    /// Whether data has arrived or the connection has ended, in which case [`Reader::read`] does not block for long.
+    /// Whether data has arrived or the connection has ended, in which case [`Reader::read`] does
+    /// not block for long.
     pub(crate) fn has_some(&self) -> bool {
         !self.stream.buffer().is_empty() || self.stream.get_ref().has_some()
     }
@@ -73,7 +78,8 @@ impl Sender {
     /// Sends a frame. Frames keep the order of the calls.
     ///
     /// # Errors
-    /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was sent.
+    /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was
+    /// sent.
     pub fn send(&self, frame: &ToFrontend) -> io::Result<()> {
         self.write(frame)?.map_err(too_long)
     }
@@ -90,8 +96,8 @@ impl Sender {
         stream.write_all(out).map(Ok)
     }
 
-    /// Sends the outcome of a batch. If it is longer than the frontend accepts, the requests with the longest response parameters
-    /// fail, until the rest fits.
+    /// Sends the outcome of a batch. If it is longer than the frontend accepts, the requests with
+    /// the longest response parameters fail, until the rest fits.
     ///
     /// # Errors
     /// The connection is broken; or the outcome is too long without any parameters.
@@ -108,8 +114,8 @@ impl Sender {
         }
     }
 
-    /// Like [`Sender::send`], for a frame with content of the model, which may be too long. A broken connection is not reported
-    /// here: reading frames reports it.
+    /// Like [`Sender::send`], for a frame with content of the model, which may be too long. A
+    /// broken connection is not reported here: reading frames reports it.
     ///
     /// # Errors
     /// The frame is too long; nothing was sent.
@@ -128,7 +134,8 @@ fn too_long(len: usize) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Fails the requests with the longest response parameters, until the outcome is shorter by more than `excess` bytes.
+/// Fails the requests with the longest response parameters, until the outcome is shorter by more
+/// than `excess` bytes.
 fn fail_longest(done: &mut Done, excess: usize) {
     done.parameters.sort_by_cached_key(|(_, parameters)| length(parameters));
     let mut shorter = 0;
@@ -137,8 +144,8 @@ fn fail_longest(done: &mut Done, excess: usize) {
     {
         let len = length(&parameters);
         let text = format!(
-            "the response has parameters of {len} bytes; with those of its batch, they are more than the {MAX_FRAME} bytes that \
-             fit into one message"
+            "the response has parameters of {len} bytes; with those of its batch, they are more \
+             than the {MAX_FRAME} bytes that fit into one message"
         );
         shorter += len.saturating_sub(2 * text.len());
         if done.failed.iter().all(|(failed, _)| *failed != request) {
@@ -149,7 +156,8 @@ fn fail_longest(done: &mut Done, excess: usize) {
 
 /// Returns the bytes of the names and texts of parameters.
 fn length(parameters: &Parameters) -> usize {
-    let value = |value: &Parameter| if let Parameter::String(text) = value { text.len() } else { 0 };
+    let value =
+        |value: &Parameter| if let Parameter::String(text) = value { text.len() } else { 0 };
     parameters.iter().map(|(name, of)| name.len() + value(of)).sum()
 }
 
@@ -163,14 +171,18 @@ mod tests {
 
     use super::*;
 
-    /// Sends the outcome of a batch whose requests have parameters of these sizes in MiB; returns what the frontend receives.
+    /// Sends the outcome of a batch whose requests have parameters of these sizes in MiB; returns
+    /// what the frontend receives.
     fn sent(sizes: &[usize]) -> Done {
         let (socket, worker) = UnixStream::pair().unwrap();
         let rings = ring::create().unwrap();
         let (_, consumer) = ring::of_frontend(&rings).unwrap();
         let mut reader = FrameReader::new(socket, consumer);
         let texts = sizes.iter().map(|size| Parameter::String("x".repeat(size << 20)));
-        let parameters = (0..).zip(texts).map(|(request, text)| (request, vec![("a".to_owned(), text)])).collect();
+        let parameters = (0..)
+            .zip(texts)
+            .map(|(request, text)| (request, vec![("a".to_owned(), text)]))
+            .collect();
         let stamps = ComputeStamps::default();
         let done = Done {
             batch: 1,
@@ -183,7 +195,8 @@ mod tests {
             open: Vec::new(),
             held: false,
         };
-        let sender = thread::spawn(move || connect(worker, &rings).unwrap().1.send_done(done).unwrap());
+        let sender =
+            thread::spawn(move || connect(worker, &rings).unwrap().1.send_done(done).unwrap());
         let mut prefix = [0; PREFIX];
         reader.read_exact(&mut prefix).unwrap();
         let mut payload = vec![0; payload_length(prefix).unwrap()];
@@ -197,16 +210,23 @@ mod tests {
 
     #[test]
     fn the_longest_parameters_of_a_batch_that_are_too_long_in_sum_fail_their_requests() {
-        for (sizes, expected) in
-            [(&[1, 20, 40][..], &[][..]), (&[1, 70, 2], &[1]), (&[30, 40, 31, 41], &[3, 1]), (&[64], &[0])]
-        {
+        for (sizes, expected) in [
+            (&[1, 20, 40][..], &[][..]),
+            (&[1, 70, 2], &[1]),
+            (&[30, 40, 31, 41], &[3, 1]),
+            (&[64], &[0]),
+        ] {
             let done = sent(sizes);
             let failed: Vec<u32> = done.failed.iter().map(|(request, _)| *request).collect();
             assert_eq!(failed, expected, "{sizes:?}");
             assert_eq!(done.parameters.len() + expected.len(), sizes.len());
             for (request, error) in &done.failed {
                 let len = sizes[*request as usize] << 20;
-                assert!(error.message.contains(&format!("parameters of {} bytes", len + 1)), "{}", error.message);
+                assert!(
+                    error.message.contains(&format!("parameters of {} bytes", len + 1)),
+                    "{}",
+                    error.message
+                );
             }
         }
     }

@@ -1,13 +1,15 @@
 //! Everything that the author of a Pharos backend imports.
 //!
-//! A [`Backend`] runs one instance of a model in a worker process. It sees a [`Batch`] with contiguous inputs in shared memory
-//! and allocates its [`Outputs`] there. It never sees sockets, frames or the bookkeeping of other requests. A backend that
-//! answers requests individually takes a [`Responder`] for each; one that calls other models uses the [`Runtime`]; [`Metrics`]
+//! A [`Backend`] runs one instance of a model in a worker process. It sees a [`Batch`] with
+//! contiguous inputs in shared memory and allocates its [`Outputs`] there. It never sees sockets,
+//! frames or the bookkeeping of other requests. A backend that answers requests individually takes
+//! a [`Responder`] for each; one that calls other models uses the [`Runtime`]; [`Metrics`]
 //! records its metrics. The program that runs a backend is `pharos_worker::Worker`.
 //!
-//! The types are concrete: they hold the memory and the connection of the process themselves, so no backend call on the path of a
-//! request uses dynamic dispatch or allocates memory just for the interface. Devices and client memory are behind the traits
-//! [`Devices`](runtime::Devices) and [`Regions`](runtime::Regions), so a backend's author needs no GPU library. Only requests
+//! The types are concrete: they hold the memory and the connection of the process themselves, so no
+//! backend call on the path of a request uses dynamic dispatch or allocates memory just for the
+//! interface. Devices and client memory are behind the traits [`Devices`](runtime::Devices) and
+//! [`Regions`](runtime::Regions), so a backend's author needs no GPU library. Only requests
 //! that use such memory call them.
 
 mod aligned;
@@ -42,7 +44,9 @@ pub use calls::{Call, CallInput, Called, CalledOutput, Canceller, Pending};
 pub use client_memory::OutputMemory;
 pub use device::{DeviceInputs, DeviceMemory, ReceivedOnDevice};
 pub use error::{load_error, run_error};
-pub use metrics::{Coalesced, Described, Metric, MetricError, Metrics, Requests, Series, UndeclaredSample};
+pub use metrics::{
+    Coalesced, Described, Metric, MetricError, Metrics, Requests, Series, UndeclaredSample,
+};
 pub use outputs::{Outputs, Response};
 pub use received::{Memory, Received};
 pub use reply::{Content, Reply, ReplyOutput};

@@ -1,9 +1,12 @@
-//! The arenas that this process shares with the frontend. `pharos::shm` states the contract of the mappings themselves.
+//! The arenas that this process shares with the frontend. `pharos::shm` states the contract of the
+//! mappings themselves.
 //!
-//! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that answers it
-//! (or the return of its loan), and reads an output block only after the frame that names it. Output blocks come from this
-//! process's [`Arena`] and never overlap while they are allocated. Memory that is registered with a GPU driver is unregistered
-//! before it is unmapped, and neither side returns its pages to the system: the device would continue to use the old pages.
+//! Contract kept here: the frontend does not touch an input block between the Execute that names it
+//! and the Done that answers it (or the return of its loan), and reads an output block only after
+//! the frame that names it. Output blocks come from this process's [`Arena`] and never overlap
+//! while they are allocated. Memory that is registered with a GPU driver is unregistered
+//! before it is unmapped, and neither side returns its pages to the system: the device would
+//! continue to use the old pages.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -30,12 +33,17 @@ impl InputArena {
         Flags { words: self.memory.words(), row }
     }
 
-    /// Calls `register` once to register up to `bytes` bytes at the beginning with a GPU driver; returns how many. Dropping the
-    /// value that `register` returns unregisters them, which happens before they are unmapped.
+    /// Calls `register` once to register up to `bytes` bytes at the beginning with a GPU driver;
+    /// returns how many. Dropping the value that `register` returns unregisters them, which happens
+    /// before they are unmapped.
     ///
     /// # Errors
     /// The driver's error; the arena remains usable.
-    pub fn pin<E>(&self, bytes: u64, register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>) -> Result<u64, E> {
+    pub fn pin<E>(
+        &self,
+        bytes: u64,
+        register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>,
+    ) -> Result<u64, E> {
         pin(&self.pinned, &self.memory, bytes, register)
     }
 
@@ -54,7 +62,8 @@ impl InputArena {
     /// Returns the pointer for an address in the arena that is followed by `len` bytes.
     pub fn address_of(&self, address: usize, len: usize) -> Option<*const u8> {
         let offset = address.checked_sub(self.memory.as_ptr().addr())?;
-        (offset.checked_add(len)? <= self.memory.len()).then(|| self.memory.as_ptr().wrapping_add(offset).cast_const())
+        (offset.checked_add(len)? <= self.memory.len())
+            .then(|| self.memory.as_ptr().wrapping_add(offset).cast_const())
     }
 }
 
@@ -68,7 +77,8 @@ pub struct Flags<'a> {
 impl Flags<'_> {
     /// Whether the request at this position of the batch is cancelled.
     pub fn is_set(&self, position: usize) -> bool {
-        let found = flags::bit(self.row, position).and_then(|(word, bit)| Some((self.words.get(word)?, bit)));
+        let found = flags::bit(self.row, position)
+            .and_then(|(word, bit)| Some((self.words.get(word)?, bit)));
         found.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 }
@@ -88,9 +98,11 @@ struct Blocks {
 }
 
 impl OutputArena {
-    /// Allocates a block of `len` bytes with undefined content; returns it and its memory, or `None` when the arena is full.
+    /// Allocates a block of `len` bytes with undefined content; returns it and its memory, or
+    /// `None` when the arena is full.
     ///
-    /// The memory stays valid while the arena's mapping exists; no other block uses it until this one is released.
+    /// The memory stays valid while the arena's mapping exists; no other block uses it until this
+    /// one is released.
     #[allow(clippy::mut_from_ref)]
     pub fn allocate(&self, len: u64) -> Option<(Block, &mut [u8])> {
         let block = {
@@ -100,14 +112,18 @@ impl OutputArena {
             block
         };
         // SAFETY: blocks of one arena do not overlap, and this one is new.
-        let memory = unsafe { self.memory.slice_mut(usize::try_from(block.offset).ok()?, usize::try_from(len).ok()?)? };
+        let memory = unsafe {
+            self.memory
+                .slice_mut(usize::try_from(block.offset).ok()?, usize::try_from(len).ok()?)?
+        };
         Some((block, memory))
     }
 
     /// Returns the content of an allocated block; `None` if the block is not allocated.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         self.lock().live.get(&offset).filter(|block| block.len == len)?;
-        // SAFETY: `slice` refuses ranges outside the mapping; no code writes to a block after its execution.
+        // SAFETY: `slice` refuses ranges outside the mapping; no code writes to a block after its
+        // execution.
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
     }
 
@@ -152,7 +168,8 @@ impl OutputArena {
         if let Some((offset, len)) = blocks.arena.idle_tail(keep)
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
-            // A failure only costs memory. The lock is held so that the block is not allocated meanwhile.
+            // A failure only costs memory. The lock is held so that the block is not allocated
+            // meanwhile.
             let _ = self.memory.punch_hole(offset, len);
         }
     }
@@ -177,7 +194,10 @@ pub fn map(inputs: &OwnedFd, outputs: &OwnedFd) -> io::Result<(InputArena, Outpu
     let outputs = SharedMemory::map(outputs, length)?;
     let blocks = Blocks { arena: Arena::new(length as u64), live: HashMap::new() };
     let inputs = InputArena { pinned: OnceLock::new(), memory: inputs };
-    Ok((inputs, OutputArena { pinned: OnceLock::new(), memory: outputs, blocks: Mutex::new(blocks) }))
+    Ok((
+        inputs,
+        OutputArena { pinned: OnceLock::new(), memory: outputs, blocks: Mutex::new(blocks) },
+    ))
 }
 
 /// Unregisters memory when it is dropped.
@@ -231,7 +251,8 @@ mod tests {
         OutputArena { pinned: OnceLock::new(), memory, blocks: Mutex::new(blocks) }
     }
 
-    /// Fills the whole arena, releases it and trims to `keep`. Returns the number of pages still allocated.
+    /// Fills the whole arena, releases it and trims to `keep`. Returns the number of pages still
+    /// allocated.
     fn left(arena: &OutputArena, keep: u64) -> usize {
         let blocks = std::iter::from_fn(|| arena.allocate(PAGE / 2));
         let offsets: Vec<u64> = blocks

@@ -1,4 +1,5 @@
-//! Metrics that a model records, of `metrics.yaml` and others, and the transport of their samples to the frontend.
+//! Metrics that a model records, of `metrics.yaml` and others, and the transport of their samples
+//! to the frontend.
 //!
 //! ```text
 //! let orders = context.metrics.add_metric("Orders", "Count", &["shop"], Kind::Counter)?;   // in the load
@@ -7,15 +8,18 @@
 //! north.add_or_update(1.0);
 //! ```
 //!
-//! Every sample is written to the ring immediately: when `add_or_update` returns it is committed, and the frontend receives it
-//! even if this process is killed directly afterwards. So [`Metrics::flush`] only sends the values of [`Coalesced`] handles,
-//! which accumulate updates in this process because their metric changes far more often than it is read. The runtime flushes
+//! Every sample is written to the ring immediately: when `add_or_update` returns it is committed,
+//! and the frontend receives it even if this process is killed directly afterwards. So
+//! [`Metrics::flush`] only sends the values of [`Coalesced`] handles, which accumulate updates in
+//! this process because their metric changes far more often than it is read. The runtime flushes
 //! after the load and after each inference.
 //!
-//! No error here fails an inference: a sample that cannot be recorded is counted as dropped, and the reason is printed at most
-//! once per second. When the ring is full, the caller waits for the frontend for at most one second.
+//! No error here fails an inference: a sample that cannot be recorded is counted as dropped, and
+//! the reason is printed at most once per second. When the ring is full, the caller waits for the
+//! frontend for at most one second.
 //!
-//! The functions `add_metric`, `get_metric` and `add_or_update` have the names and the default dimensions of `ts.metrics`.
+//! The functions `add_metric`, `get_metric` and `add_or_update` have the names and the default
+//! dimensions of `ts.metrics`.
 
 mod definitions;
 mod handles;
@@ -45,7 +49,8 @@ use sink::Sink;
 /// Why a metric or a series is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetricError {
-    /// The definition does not allow it. For an undeclared metric, the text contains the line to add to `metrics.yaml`.
+    /// The definition does not allow it. For an undeclared metric, the text contains the line to
+    /// add to `metrics.yaml`.
     #[error(transparent)]
     Refused(#[from] SampleError),
     /// [`Metrics::get_metric`] found no such metric.
@@ -68,8 +73,8 @@ impl From<MetricError> for InferError {
     }
 }
 
-/// A sample of a metric that need not have been added. If a metric of this name is defined, its definition applies, whatever its
-/// type. A value in another unit of time or size is converted.
+/// A sample of a metric that need not have been added. If a metric of this name is defined, its
+/// definition applies, whatever its type. A value in another unit of time or size is converted.
 #[derive(Clone, Copy, Debug)]
 pub struct UndeclaredSample<'a> {
     /// Its name.
@@ -78,7 +83,8 @@ pub struct UndeclaredSample<'a> {
     pub unit: &'a str,
     /// Its type, used if the metric is not defined.
     pub kind: Kind,
-    /// Names and values of its dimensions, in any order. They are matched with the defined ones by name. The host may be omitted.
+    /// Names and values of its dimensions, in any order. They are matched with the defined ones by
+    /// name. The host may be omitted.
     pub dimensions: &'a [(&'a str, &'a str)],
 }
 
@@ -121,8 +127,9 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Replaces the definitions of metrics ([`WorkerMetrics::encode`]). Handles that the model holds stay valid; samples of a metric that is no longer
-    /// defined, or is disabled, are discarded.
+    /// Replaces the definitions of metrics ([`WorkerMetrics::encode`]). Handles that the model
+    /// holds stay valid; samples of a metric that is no longer defined, or is disabled, are
+    /// discarded.
     ///
     /// # Errors
     /// The text is not of this form; nothing changes then.
@@ -134,14 +141,16 @@ impl Metrics {
         Ok(())
     }
 
-    /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its unit and labels. Values in another
-    /// unit of time or size are converted. Dimensions of
-    /// the definition that are omitted must be in [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are
-    /// filled in. The same metric may be added any number of times.
+    /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its
+    /// unit and labels. Values in another unit of time or size are converted. Dimensions of
+    /// the definition that are omitted must be in
+    /// [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are filled in. The same metric
+    /// may be added any number of times.
     ///
     /// # Errors
-    /// `metrics.yaml` does not define it (the text names the line to add) and auto-detection of metrics is off, or it defines
-    /// another type or other dimensions, or the server records the metric itself.
+    /// `metrics.yaml` does not define it (the text names the line to add) and auto-detection of
+    /// metrics is off, or it defines another type or other dimensions, or the server records the
+    /// metric itself.
     pub fn add_metric(
         &self,
         name: &str,
@@ -162,12 +171,13 @@ impl Metrics {
         Ok(Metric::new(self.clone(), named))
     }
 
-    /// Returns the series with these label values, in order, of a metric that the model itself describes. The first series sends
-    /// the description to the server, so no definition is needed. A definition in `metrics.yaml` takes precedence.
+    /// Returns the series with these label values, in order, of a metric that the model itself
+    /// describes. The first series sends the description to the server, so no definition is needed.
+    /// A definition in `metrics.yaml` takes precedence.
     ///
     /// # Errors
-    /// The metric has another type or other labels, here or in `metrics.yaml`; its name, labels or buckets are not allowed; or
-    /// the ring has no room for the series.
+    /// The metric has another type or other labels, here or in `metrics.yaml`; its name, labels or
+    /// buckets are not allowed; or the ring has no room for the series.
     pub fn own_series(&self, metric: &Described, values: &[&str]) -> Result<Series, MetricError> {
         metric.check()?;
         let (named, is_new) = self.0.definitions.lock().describe(metric)?;
@@ -177,9 +187,15 @@ impl Metrics {
         Metric::new(self.clone(), named).series(values)
     }
 
-    /// Records a sample of a metric that need not have been added. If the metric is not defined and auto-detection is on, it is
-    /// added with the dimensions of its first sample; if auto-detection is off, the sample is dropped and counted.
-    pub fn record_undeclared(&self, sample: &UndeclaredSample<'_>, value: f64, requests: Requests<'_>) {
+    /// Records a sample of a metric that need not have been added. If the metric is not defined and
+    /// auto-detection is on, it is added with the dimensions of its first sample; if auto-detection
+    /// is off, the sample is dropped and counted.
+    pub fn record_undeclared(
+        &self,
+        sample: &UndeclaredSample<'_>,
+        value: f64,
+        requests: Requests<'_>,
+    ) {
         let found = match self.0.definitions.lock().undeclared(sample) {
             Ok(Some(found)) => Ok(found),
             Ok(None) => return,
@@ -203,28 +219,33 @@ impl Metrics {
         self.0.definitions.lock().of_models()
     }
 
-    /// Sends the values that [`Coalesced`] handles have accumulated. When it returns, everything that this thread recorded before
-    /// is committed: the frontend reads it even if this process dies.
+    /// Sends the values that [`Coalesced`] handles have accumulated. When it returns, everything
+    /// that this thread recorded before is committed: the frontend reads it even if this process
+    /// dies.
     pub fn flush(&self) {
         for held in self.0.held.lock().iter() {
             held.flush(self);
         }
     }
 
-    /// Begins a batch on this thread: samples it records from now on belong to these requests by default.
+    /// Begins a batch on this thread: samples it records from now on belong to these requests by
+    /// default.
     #[doc(hidden)]
     pub fn batch_begins(&self, requests: &[BatchRequest]) {
         self.0.sink.lock().batch_begins(requests);
     }
 
-    /// Ends a batch that arrived at `arrived`: records `HandlerTime` (in the backend) and `PredictionTime` (including the work
-    /// around it), in the unit of its definition, for successes only. With `None`, the backend records them itself.
+    /// Ends a batch that arrived at `arrived`: records `HandlerTime` (in the backend) and
+    /// `PredictionTime` (including the work around it), in the unit of its definition, for
+    /// successes only. With `None`, the backend records them itself.
     #[doc(hidden)]
     pub fn batch_executed(&self, done: &Done, arrived: Option<Instant>) {
         if let Some(arrived) = arrived.filter(|_| done.error.is_none()) {
             let times = self.0.times.lock();
             let end = done.stamps.end;
-            for (series, start) in [(&times.handler, done.stamps.start), (&times.prediction, arrived)] {
+            for (series, start) in
+                [(&times.handler, done.stamps.start), (&times.prediction, arrived)]
+            {
                 if let Some(series) = series {
                     let milliseconds = end.ns_since(start) as f64 / 1e6;
                     let value = Conversion::between("ms", series.unit()).apply(milliseconds);
@@ -236,8 +257,8 @@ impl Metrics {
         self.0.sink.lock().batch_ended();
     }
 
-    /// Returns the series of a metric that every backend records, if it is defined. Its labels are known here: the catalog would
-    /// have refused others. Can only fail if the ring has no room.
+    /// Returns the series of a metric that every backend records, if it is defined. Its labels are
+    /// known here: the catalog would have refused others. Can only fail if the ring has no room.
     fn time(&self, name: &str) -> Option<Series> {
         let named = self.0.definitions.lock().find(name)?;
         Metric::new(self.clone(), named).series(&[]).ok()

@@ -70,14 +70,20 @@ pub struct MadeOutput<'o> {
 pub struct Finished {
     /// The frame for the frontend.
     pub done: Done,
-    /// Inputs that outputs were passed on from, and the batch's loan: drop them after the frame is sent, not before.
+    /// Inputs that outputs were passed on from, and the batch's loan: drop them after the frame is
+    /// sent, not before.
     pub kept: (Vec<Received>, Option<Arc<Loan>>),
 }
 
 impl<'a> Outputs<'a> {
     /// Creates the outputs of a batch that begins at `start`. For the worker's runtime.
     #[doc(hidden)]
-    pub fn new(session: &'a Arc<Session>, config: &'a ModelConfig, execute: &'a Execute, start: Instant) -> Self {
+    pub fn new(
+        session: &'a Arc<Session>,
+        config: &'a ModelConfig,
+        execute: &'a Execute,
+        start: Instant,
+    ) -> Self {
         Self {
             session,
             arena: &session.arenas.outputs,
@@ -110,26 +116,35 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Detaches the request at this position from the batch: the backend sends its [responses](Responder::respond) itself, from
-    /// any thread, even after the batch is over. Meanwhile the instance takes its next batch. If the batch fails as a whole, its
+    /// Detaches the request at this position from the batch: the backend sends its
+    /// [responses](Responder::respond) itself, from any thread, even after the batch is over.
+    /// Meanwhile the instance takes its next batch. If the batch fails as a whole, its
     /// requests that have not ended fail with it.
     ///
     /// # Errors
-    /// There is no such request, it already has a responder, or the model has states, which are saved when a batch is over.
+    /// There is no such request, it already has a responder, or the model has states, which are
+    /// saved when a batch is over.
     pub fn detach(&mut self, request: usize) -> Result<Responder, InferError> {
         if !self.config.states.is_empty() {
             return Err(run_error("requests of a model with states are answered with their batch"));
         }
         self.register();
-        Responder::new(self.session, self.config, self.execute, u32::try_from(request).unwrap_or(u32::MAX))
+        Responder::new(
+            self.session,
+            self.config,
+            self.execute,
+            u32::try_from(request).unwrap_or(u32::MAX),
+        )
     }
 
-    /// Returns the metrics of this process. Samples that this thread records belong to the requests of the batch by default.
+    /// Returns the metrics of this process. Samples that this thread records belong to the requests
+    /// of the batch by default.
     pub fn metrics(&self) -> &'a Metrics {
         &self.session.metrics
     }
 
-    /// Allocates memory for the output at this position of the configuration, over the whole batch; its content is undefined.
+    /// Allocates memory for the output at this position of the configuration, over the whole batch;
+    /// its content is undefined.
     ///
     /// # Errors
     /// The output arena is full, or the output is allocated already.
@@ -149,8 +164,8 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Like [`Outputs::allocate`], but on a device if a client wants the output there: for backends that can write to it
-    /// directly. Their writes must be complete when they return.
+    /// Like [`Outputs::allocate`], but on a device if a client wants the output there: for backends
+    /// that can write to it directly. Their writes must be complete when they return.
     ///
     /// # Errors
     /// As for [`Outputs::allocate`].
@@ -174,7 +189,10 @@ impl<'a> Outputs<'a> {
         if own.iter().any(|block| usize::from(block.output) == output) {
             return Err(run_error(format!("output {output} is allocated already")));
         }
-        if let Some(memory) = self.client_memory.as_mut().and_then(|memory| memory.take(output, len, may_be_on_device))
+        if let Some(memory) = self
+            .client_memory
+            .as_mut()
+            .and_then(|memory| memory.take(output, len, may_be_on_device))
         {
             self.blocks.push(tensor.placed(self.part.clone())?);
             return Ok(memory);
@@ -188,24 +206,33 @@ impl<'a> Outputs<'a> {
         Ok(OutputMemory::Host(memory))
     }
 
-    /// Returns a location for each request's rows, if a client wants its rows on a device; all other rows are together in the
-    /// arena.
-    fn allocate_pieces(&mut self, tensor: OutputTensor<'_>) -> Result<Option<Vec<OutputMemory<'a>>>, InferError> {
+    /// Returns a location for each request's rows, if a client wants its rows on a device; all
+    /// other rows are together in the arena.
+    fn allocate_pieces(
+        &mut self,
+        tensor: OutputTensor<'_>,
+    ) -> Result<Option<Vec<OutputMemory<'a>>>, InferError> {
         if !self.client_memory.as_ref().is_some_and(ClientMemory::splits_rows) {
             return Ok(None);
         }
         let Some(sizes) = row_sizes(self.config, self.execute, tensor) else { return Ok(None) };
-        let on_device = (0..).zip(&sizes).map(|(request, (_, size))| match self.has_failed(request) {
-            true => None,
-            false => self.client_memory.as_mut()?.take_rows(request, tensor.output, *size as u64),
-        });
+        let on_device =
+            (0..).zip(&sizes).map(|(request, (_, size))| match self.has_failed(request) {
+                true => None,
+                false => {
+                    self.client_memory.as_mut()?.take_rows(request, tensor.output, *size as u64)
+                }
+            });
         let on_device: Vec<Option<DeviceMemory>> = on_device.collect();
         if on_device.iter().all(Option::is_none) {
             return Ok(None);
         }
-        let of_rows = |rows: u64| [&[rows.cast_signed()], tensor.shape.get(1..).unwrap_or_default()].concat();
-        let others = || (0u32..).zip(sizes.iter().zip(&on_device)).filter(|(_, (_, place))| place.is_none());
-        let (rows, size) = others().fold((0, 0), |(rows, size), (_, (own, _))| (rows + own.0, size + own.1));
+        let of_rows =
+            |rows: u64| [&[rows.cast_signed()], tensor.shape.get(1..).unwrap_or_default()].concat();
+        let others =
+            || (0u32..).zip(sizes.iter().zip(&on_device)).filter(|(_, (_, place))| place.is_none());
+        let (rows, size) =
+            others().fold((0, 0), |(rows, size), (_, (own, _))| (rows + own.0, size + own.1));
         let requests: Vec<u32> = others().map(|(request, _)| request).collect();
         let mut rest: &mut [u8] = &mut [];
         if !requests.is_empty() {
@@ -217,7 +244,8 @@ impl<'a> Outputs<'a> {
         let mut places = Vec::with_capacity(sizes.len());
         for (request, ((rows, size), memory)) in (0..).zip(sizes.into_iter().zip(on_device)) {
             let Some(memory) = memory else {
-                let (own, after) = std::mem::take(&mut rest).split_at_mut_checked(size).unwrap_or_default();
+                let (own, after) =
+                    std::mem::take(&mut rest).split_at_mut_checked(size).unwrap_or_default();
                 rest = after;
                 places.push(OutputMemory::Host(own));
                 continue;
@@ -229,7 +257,8 @@ impl<'a> Outputs<'a> {
         Ok(Some(places))
     }
 
-    /// Like [`Outputs::allocate`], for a datatype of fixed size: the length is computed from the shape.
+    /// Like [`Outputs::allocate`], for a datatype of fixed size: the length is computed from the
+    /// shape.
     ///
     /// # Errors
     /// As for [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
@@ -242,18 +271,20 @@ impl<'a> Outputs<'a> {
         self.allocate(output, datatype, shape, fixed_size(output, datatype, shape)?)
     }
 
-    /// Withdraws the output allocated at this position, so that it can be allocated again. The memory stays valid and in use
-    /// until the batch is done.
+    /// Withdraws the output allocated at this position, so that it can be allocated again. The
+    /// memory stays valid and in use until the batch is done.
     pub fn withdraw(&mut self, output: usize) {
-        for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
+        for block in
+            self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output)
+        {
             if !block.in_client_memory {
                 self.withdrawn.push(block.offset);
             }
         }
     }
 
-    /// Sorts the outputs by their positions in the configuration. Responses have the order of the allocations otherwise. For
-    /// backends whose order of allocation has no meaning to clients.
+    /// Sorts the outputs by their positions in the configuration. Responses have the order of the
+    /// allocations otherwise. For backends whose order of allocation has no meaning to clients.
     pub fn sort(&mut self) {
         if let Some(own) = self.blocks.get_mut(self.part_from..) {
             own.sort_by_key(|block| block.output);
@@ -266,8 +297,8 @@ impl<'a> Outputs<'a> {
         merge(&mut self.parameters, request, vec![(name.to_owned(), value)]);
     }
 
-    /// Fails one request, given by its position in the batch; the others are answered as usual. In a decoupled model, the error
-    /// is the request's last response and is sent immediately.
+    /// Fails one request, given by its position in the batch; the others are answered as usual. In
+    /// a decoupled model, the error is the request's last response and is sent immediately.
     pub fn fail(&mut self, request: usize, error: InferError) {
         if self.config.decoupled {
             return self.fail_stream(request, error);
@@ -275,17 +306,18 @@ impl<'a> Outputs<'a> {
         self.failed.push((self.position(request), wire_error(error)));
     }
 
-    /// Reschedules a request: it is executed again as soon as an instance is available. For the iterative sequences of
-    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. The request's outputs in this batch are
-    /// discarded; in a decoupled model it may have had responses, but not its last.
+    /// Reschedules a request: it is executed again as soon as an instance is available. For the
+    /// iterative sequences of `sequence_batching { iterative_sequence }`, whose state is kept
+    /// meanwhile. The request's outputs in this batch are discarded; in a decoupled model it may
+    /// have had responses, but not its last.
     ///
     /// # Errors
     /// The model's sequences are not iterative; the text is Triton's.
     pub fn reschedule(&mut self, request: usize) -> Result<(), InferError> {
         if !self.iterative {
             return Err(run_error(
-                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to \
-                 handle such a flag.",
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the \
+                 model is not configured to handle such a flag.",
             ));
         }
         let position = self.position(request);
@@ -298,10 +330,15 @@ impl<'a> Outputs<'a> {
     /// Converts a position in this part to the position in the whole batch.
     fn position(&self, request: usize) -> u32 {
         let whole = u32::try_from(request).unwrap_or(u32::MAX);
-        if self.part.is_empty() { whole } else { self.part.get(request).copied().unwrap_or(u32::MAX) }
+        if self.part.is_empty() {
+            whole
+        } else {
+            self.part.get(request).copied().unwrap_or(u32::MAX)
+        }
     }
 
-    /// Stamps the time at which the inputs are where the model needs them. Without this call, that is the start of the batch.
+    /// Stamps the time at which the inputs are where the model needs them. Without this call, that
+    /// is the start of the batch.
     pub fn inputs_ready(&mut self) {
         if self.input_end.is_none() {
             let now = clock::now();
@@ -312,8 +349,9 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Moves the stamp of [`Outputs::inputs_ready`] later by the time that a device has spent on input copies that the model
-    /// began since, limited to the time of [`Outputs::computed`] or now.
+    /// Moves the stamp of [`Outputs::inputs_ready`] later by the time that a device has spent on
+    /// input copies that the model began since, limited to the time of [`Outputs::computed`] or
+    /// now.
     pub fn inputs_took(&mut self, more: Duration) {
         let latest = self.output_start.unwrap_or_else(clock::now);
         self.input_end = Some((self.input_end.unwrap_or(self.start) + more).min(latest));
@@ -324,8 +362,8 @@ impl<'a> Outputs<'a> {
         self.output_start = Some(clock::now());
     }
 
-    /// Sets both stamps from times measured on the device: from `began`, copying the inputs took `inputs`, then the model ran for
-    /// `computing`.
+    /// Sets both stamps from times measured on the device: from `began`, copying the inputs took
+    /// `inputs`, then the model ran for `computing`.
     #[doc(hidden)]
     pub fn measured(&mut self, began: Instant, inputs: Duration, computing: Duration) {
         let now = clock::now();
@@ -343,7 +381,8 @@ impl<'a> Outputs<'a> {
         self.execute.batch
     }
 
-    /// Returns the number of the next batch, if it has already arrived, and the inputs of that batch that are in the arena.
+    /// Returns the number of the next batch, if it has already arrived, and the inputs of that
+    /// batch that are in the arena.
     #[doc(hidden)]
     pub fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.session.connection.next_inputs()
@@ -374,10 +413,21 @@ impl<'a> Outputs<'a> {
         let _ = self.end_stream(request, now, Some(wire_error(error)));
     }
 
-    fn end_stream(&mut self, request: usize, now: Instant, error: Option<WireError>) -> Result<(), InferError> {
+    fn end_stream(
+        &mut self,
+        request: usize,
+        now: Instant,
+        error: Option<WireError>,
+    ) -> Result<(), InferError> {
         let place = self.streamed(request)?;
         let empty = error.is_none();
-        let content = ResponseContent { error, last: true, empty, output_start: now, ..ResponseContent::default() };
+        let content = ResponseContent {
+            error,
+            last: true,
+            empty,
+            output_start: now,
+            ..ResponseContent::default()
+        };
         self.session.connection.send_response(place, content)
     }
 
@@ -385,14 +435,18 @@ impl<'a> Outputs<'a> {
     fn streamed(&self, request: usize) -> Result<RequestPlace, InferError> {
         let request = u32::try_from(request).map_err(|_| run_error("too many requests"))?;
         self.config.decoupled.then_some((self.execute.batch, request)).ok_or_else(|| {
-            run_error("the model answers each request once: its model_transaction_policy is not decoupled")
+            run_error(
+                "the model answers each request once: its model_transaction_policy is not \
+                 decoupled",
+            )
         })
     }
 }
 
 /// Batches that are executed in parts, and outputs that are not sent. For the worker's runtime.
 impl Outputs<'_> {
-    /// Limits the following outputs to the requests at these positions of the batch; empty means all.
+    /// Limits the following outputs to the requests at these positions of the batch; empty means
+    /// all.
     #[doc(hidden)]
     pub fn begin_part(&mut self, positions: &[u32]) {
         self.part = positions.to_vec();
@@ -403,7 +457,8 @@ impl Outputs<'_> {
     #[doc(hidden)]
     pub fn fail_part(&mut self, error: &InferError) {
         let made = self.blocks.split_off(self.part_from.min(self.blocks.len()));
-        self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
+        self.withdrawn
+            .extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
         for position in 0..self.part.len() {
             self.fail(position, error.clone());
         }
@@ -440,23 +495,24 @@ impl Outputs<'_> {
     }
 }
 
-/// Outputs that clients want in their memory. A request whose region cannot be used, or was truncated meanwhile, fails without
-/// affecting the others.
+/// Outputs that clients want in their memory. A request whose region cannot be used, or was
+/// truncated meanwhile, fails without affecting the others.
 impl Outputs<'_> {
     /// Fails the requests whose memory was truncated meanwhile. For the worker's runtime.
     #[doc(hidden)]
     pub fn check_client_memory(&mut self) {
         let Some(memory) = &self.client_memory else { return };
         let used = used_regions(self.execute).filter(|(request, _)| !self.has_failed(*request));
-        let wrong: Vec<_> =
-            used.filter_map(|(request, region)| Some((request, memory.regions().check(region).err()?))).collect();
+        let wrong: Vec<_> = used
+            .filter_map(|(request, region)| Some((request, memory.regions().check(region).err()?)))
+            .collect();
         for (request, error) in wrong {
             self.fail_whole(request, error);
         }
     }
 
-    /// Copies outputs to the locations that clients want, unless the backend wrote them there. If the whole batch failed,
-    /// converts its error into errors of its requests.
+    /// Copies outputs to the locations that clients want, unless the backend wrote them there. If
+    /// the whole batch failed, converts its error into errors of its requests.
     fn place(&mut self, error: Option<InferError>) -> Option<InferError> {
         if self.client_memory.is_none() {
             return error;
@@ -468,7 +524,9 @@ impl Outputs<'_> {
                 self.fail_whole(request, error.clone());
             }
             let made = std::mem::take(&mut self.blocks);
-            self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
+            self.withdrawn.extend(
+                made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset),
+            );
             return None;
         }
         for placement in &execute.placements {
@@ -487,7 +545,11 @@ impl Outputs<'_> {
     fn place_one(&self, placement: &Placement) -> Result<(), InferError> {
         let Some(memory) = &self.client_memory else { return Ok(()) };
         let name = self.output_name(placement.output);
-        for block in self.blocks.iter().filter(|block| block.output == placement.output && !block.in_client_memory) {
+        for block in self
+            .blocks
+            .iter()
+            .filter(|block| block.output == placement.output && !block.in_client_memory)
+        {
             let bytes = self.bytes_of(block, name)?;
             if !block.requests.is_empty() && !block.requests.contains(&placement.request) {
                 continue;
@@ -504,7 +566,9 @@ impl Outputs<'_> {
     /// Writes a response of a decoupled model to the location that its client wants.
     fn place_response(&self, request: u32, blocks: &[OutputBlock]) -> Result<(), InferError> {
         let Some(memory) = &self.client_memory else { return Ok(()) };
-        for placement in self.execute.placements.iter().filter(|placement| placement.request == request) {
+        for placement in
+            self.execute.placements.iter().filter(|placement| placement.request == request)
+        {
             for block in blocks.iter().filter(|block| block.output == placement.output) {
                 let name = self.output_name(block.output);
                 memory.write(placement, name, self.bytes_of(block, name)?)?;
@@ -541,7 +605,8 @@ impl Outputs<'_> {
 
 /// The end of a batch.
 impl Outputs<'_> {
-    /// Returns the outcome of the batch; `loan` holds the inputs of the batch. For the worker's runtime.
+    /// Returns the outcome of the batch; `loan` holds the inputs of the batch. For the worker's
+    /// runtime.
     #[doc(hidden)]
     pub fn finish_batch(mut self, loan: Option<Arc<Loan>>, error: Option<InferError>) -> Finished {
         let batch = self.execute.batch;
@@ -554,7 +619,9 @@ impl Outputs<'_> {
         let mut done = self.done(batch, error);
         let ours = 1 + kept
             .iter()
-            .filter(|bytes| bytes.loan().zip(loan.as_ref()).is_some_and(|(one, own)| Arc::ptr_eq(one, own)))
+            .filter(|bytes| {
+                bytes.loan().zip(loan.as_ref()).is_some_and(|(one, own)| Arc::ptr_eq(one, own))
+            })
             .count();
         if let Some(loan) = loan.as_ref().filter(|loan| Arc::strong_count(loan) > ours) {
             loan.hold();
@@ -565,7 +632,11 @@ impl Outputs<'_> {
     }
 
     /// Adds the replies of single requests. Returns the inputs that outputs are passed on from.
-    fn add_deferred(&mut self, replies: DeferredReplies, loan: Option<&Arc<Loan>>) -> Vec<Received> {
+    fn add_deferred(
+        &mut self,
+        replies: DeferredReplies,
+        loan: Option<&Arc<Loan>>,
+    ) -> Vec<Received> {
         let DeferredReplies { outputs, parameters, failed } = replies;
         self.failed.extend(failed);
         for (request, parameters) in parameters {
@@ -582,7 +653,9 @@ impl Outputs<'_> {
                 kept
             }
             Err(error) => {
-                self.failed.extend(requests.into_iter().map(|request| (request, wire_error(error.clone()))));
+                self.failed.extend(
+                    requests.into_iter().map(|request| (request, wire_error(error.clone()))),
+                );
                 Vec::new()
             }
         }
@@ -598,7 +671,8 @@ impl Outputs<'_> {
             end,
         };
         if error.is_some() {
-            let made = self.blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
+            let made =
+                self.blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
             self.withdrawn.extend(made.map(|block| block.offset));
         }
         self.arena.release(&self.withdrawn);
@@ -606,7 +680,17 @@ impl Outputs<'_> {
         let held = false;
         let Some(error) = error else {
             let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
-            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled, open, held };
+            return Done {
+                batch,
+                stamps,
+                error: None,
+                failed,
+                outputs,
+                parameters,
+                rescheduled,
+                open,
+                held,
+            };
         };
         let error = Some(wire_error(error));
         Done {
@@ -623,15 +707,25 @@ impl Outputs<'_> {
     }
 }
 
-/// Returns the rows and bytes of each request in an output; `None` if the output is not split by rows.
-fn row_sizes(config: &ModelConfig, execute: &Execute, tensor: OutputTensor<'_>) -> Option<Vec<(u64, usize)>> {
+/// Returns the rows and bytes of each request in an output; `None` if the output is not split by
+/// rows.
+fn row_sizes(
+    config: &ModelConfig,
+    execute: &Execute,
+    tensor: OutputTensor<'_>,
+) -> Option<Vec<(u64, usize)>> {
     let OutputTensor { output, datatype, shape, len } = tensor;
     let by_rows = !execute.elements.iter().any(|(other, _)| usize::from(*other) == output);
-    let all = shape.first().filter(|_| by_rows && config.batches() && datatype != DataType::Bytes)?;
+    let all =
+        shape.first().filter(|_| by_rows && config.batches() && datatype != DataType::Bytes)?;
     let rows: Vec<u64> = execute.requests.iter().map(|request| u64::from(request.rows)).collect();
-    if u64::try_from(*all).ok()? != rows.iter().sum::<u64>() || fixed_size(output, datatype, shape).ok()? != len {
+    if u64::try_from(*all).ok()? != rows.iter().sum::<u64>()
+        || fixed_size(output, datatype, shape).ok()? != len
+    {
         return None;
     }
     let row = byte_size(datatype, shape.get(1..)?).and_then(|row| usize::try_from(row).ok())?;
-    rows.into_iter().map(|rows| Some((rows, usize::try_from(rows).ok()?.checked_mul(row)?))).collect()
+    rows.into_iter()
+        .map(|rows| Some((rows, usize::try_from(rows).ok()?.checked_mul(row)?)))
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! Answers readiness queries of the frontend on a separate thread, so that a long batch does not delay the answer.
+//! Answers readiness queries of the frontend on a separate thread, so that a long batch does not
+//! delay the answer.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,13 +12,17 @@ use crate::backend::Readiness;
 use crate::session::{Runtime, Session};
 
 impl Runtime {
-    /// Starts a thread on which `readiness` answers the frontend until the process ends. For the worker's runtime.
+    /// Starts a thread on which `readiness` answers the frontend until the process ends. For the
+    /// worker's runtime.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn answer_readiness(&self, readiness: Readiness) -> io::Result<()> {
         let session = self.session().clone();
-        thread::Builder::new().name("readiness".to_owned()).spawn(move || answer(&session, readiness)).map(drop)
+        thread::Builder::new()
+            .name("readiness".to_owned())
+            .spawn(move || answer(&session, readiness))
+            .map(drop)
     }
 }
 

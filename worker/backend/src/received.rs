@@ -1,9 +1,11 @@
-//! Bytes in shared memory that outlive the execution of a batch: inputs that a backend keeps, and memory for answers.
+//! Bytes in shared memory that outlive the execution of a batch: inputs that a backend keeps, and
+//! memory for answers.
 //!
-//! Contract: the frontend does not touch the memory of a batch or of an answer until this process has returned it, which happens
-//! when the last [`Received`] of it is dropped (otherwise with the batch's Done). A block of the output arena belongs to its
-//! [`Memory`] alone until it is sent or dropped. Both keep the mapping alive. Rust code only reads a [`Received`]; a backend that
-//! passes its address to code that writes there (as numpy does) must not read it in Rust meanwhile.
+//! Contract: the frontend does not touch the memory of a batch or of an answer until this process
+//! has returned it, which happens when the last [`Received`] of it is dropped (otherwise with the
+//! batch's Done). A block of the output arena belongs to its [`Memory`] alone until it is sent or
+//! dropped. Both keep the mapping alive. Rust code only reads a [`Received`]; a backend that passes
+//! its address to code that writes there (as numpy does) must not read it in Rust meanwhile.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
@@ -61,14 +63,19 @@ pub struct Loan {
 
 impl Loan {
     /// Creates a loan of these blocks (offset and length); ignores blocks outside the arena.
-    pub(crate) fn new(arenas: &Arc<Arenas>, key: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Arc<Self> {
+    pub(crate) fn new(
+        arenas: &Arc<Arenas>,
+        key: u64,
+        blocks: impl Iterator<Item = (u64, u64)>,
+    ) -> Arc<Self> {
         let within = blocks.filter_map(|(offset, len)| {
             let bytes = arenas.inputs.bytes(offset, len)?;
             Some((bytes.as_ptr().addr(), bytes.len()))
         });
         let ranges: Vec<(usize, usize)> = within.filter(|(_, len)| *len > 0).collect();
         let blocks = ranges.iter().map(|(start, _)| *start).collect();
-        let loan = Arc::new(Self { arenas: arenas.clone(), key, held: AtomicBool::new(false), blocks });
+        let loan =
+            Arc::new(Self { arenas: arenas.clone(), key, held: AtomicBool::new(false), blocks });
         arenas.loans.add(&ranges, &Arc::downgrade(&loan));
         loan
     }
@@ -106,7 +113,8 @@ impl Loans {
     fn remove(&self, blocks: &[usize]) {
         let mut all = self.0.lock();
         for start in blocks {
-            // Another loan may already use the memory: a loan that is not held is returned before it is dropped.
+            // Another loan may already use the memory: a loan that is not held is returned before
+            // it is dropped.
             if all.get(start).is_some_and(|(_, loan)| loan.strong_count() == 0) {
                 all.remove(start);
             }
@@ -138,7 +146,8 @@ impl<'a> BatchLoan<'a> {
         Self { arenas, devices, execute, loan: OnceLock::new() }
     }
 
-    /// Returns a handle on these bytes: on the bytes themselves if they are in the input arena, otherwise on a copy.
+    /// Returns a handle on these bytes: on the bytes themselves if they are in the input arena,
+    /// otherwise on a copy.
     pub(crate) fn received(&self, bytes: &[u8]) -> Received {
         if self.arenas.inputs.offset_of(bytes).is_none() {
             return Received::copy_of(bytes);
@@ -149,10 +158,19 @@ impl<'a> BatchLoan<'a> {
         Received { owner: Owner::Loan(loan.clone()), start: bytes.as_ptr(), len: bytes.len() }
     }
 
-    /// Returns a piece of an input, given by their positions in the batch, that is in a device's memory and stays open there.
-    pub(crate) fn received_on_device(&self, input: usize, piece: usize) -> Option<ReceivedOnDevice> {
+    /// Returns a piece of an input, given by their positions in the batch, that is in a device's
+    /// memory and stays open there.
+    pub(crate) fn received_on_device(
+        &self,
+        input: usize,
+        piece: usize,
+    ) -> Option<ReceivedOnDevice> {
         let piece = self.execute.inputs.get(input)?.pieces.get(piece)?;
-        self.devices.keep_on_device(RegionRange { region: piece.region, offset: piece.offset, len: piece.len })
+        self.devices.keep_on_device(RegionRange {
+            region: piece.region,
+            offset: piece.offset,
+            len: piece.len,
+        })
     }
 
     /// Returns the batch.
@@ -188,7 +206,8 @@ enum Owner {
     Copy(#[allow(dead_code)] Arc<AlignedBuffer>),
 }
 
-// SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it is bound to a thread.
+// SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it
+// is bound to a thread.
 unsafe impl Send for Received {}
 // SAFETY: as above; it is only read through this type.
 unsafe impl Sync for Received {}
@@ -200,8 +219,9 @@ impl Received {
         Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Loan(loan.clone()) })
     }
 
-    /// Returns the bytes of an input of the next batch, which the frontend does not touch until that batch is done; afterwards
-    /// they remain accessible, but may hold other data. `None` if they are not within the arena.
+    /// Returns the bytes of an input of the next batch, which the frontend does not touch until
+    /// that batch is done; afterwards they remain accessible, but may hold other data. `None` if
+    /// they are not within the arena.
     pub(crate) fn of_sent(arenas: &Arc<Arenas>, offset: u64, len: u64) -> Option<Self> {
         let bytes = arenas.inputs.bytes(offset, len)?;
         Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Sent(arenas.clone()) })
@@ -253,7 +273,8 @@ impl Deref for Received {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range was a slice of memory that the owner keeps alive and in place (contract above).
+        // SAFETY: the range was a slice of memory that the owner keeps alive and in place (contract
+        // above).
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -278,8 +299,10 @@ impl Memory {
     /// # Errors
     /// The arena is full.
     pub fn allocate(arenas: &Arc<Arenas>, len: usize) -> Result<Self, InferError> {
-        let (block, memory) =
-            arenas.outputs.allocate(len as u64).ok_or_else(|| arena_full(len, arenas.outputs.capacity()))?;
+        let (block, memory) = arenas
+            .outputs
+            .allocate(len as u64)
+            .ok_or_else(|| arena_full(len, arenas.outputs.capacity()))?;
         let start = memory.as_mut_ptr();
         Ok(Self { arenas: arenas.clone(), block, start, len, sent: false })
     }
@@ -309,7 +332,8 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block is within the mapping, which `arenas` holds, and no other code writes to it (contract above).
+        // SAFETY: the block is within the mapping, which `arenas` holds, and no other code writes
+        // to it (contract above).
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }

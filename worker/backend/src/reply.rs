@@ -33,9 +33,11 @@ pub struct ReplyOutput {
 pub enum Content {
     /// In memory for answers, from [`Runtime::memory`](crate::Runtime::memory).
     Memory(Memory),
-    /// In an input that is passed on: without a copy, if the input is no longer in use when the batch is over.
+    /// In an input that is passed on: without a copy, if the input is no longer in use when the
+    /// batch is over.
     Received(Received),
-    /// In client memory: this many bytes at [`Responder::place_on_device`](crate::Responder::place_on_device).
+    /// In client memory: this many bytes at
+    /// [`Responder::place_on_device`](crate::Responder::place_on_device).
     Placed(usize),
 }
 

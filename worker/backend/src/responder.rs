@@ -1,8 +1,10 @@
-//! Requests that a backend answers individually, from any thread and even after their batch is over.
+//! Requests that a backend answers individually, from any thread and even after their batch is
+//! over.
 //!
-//! A request of a non-decoupled model is part of its batch's outcome while the batch is executed, and is answered by a separate
-//! frame afterwards. A request of a decoupled model is always answered by separate frames. It waits for its client when it has as
-//! many unread responses as [`CREDITS`](pharos::wire::CREDITS) allows.
+//! A request of a non-decoupled model is part of its batch's outcome while the batch is executed,
+//! and is answered by a separate frame afterwards. A request of a decoupled model is always
+//! answered by separate frames. It waits for its client when it has as many unread responses as
+//! [`CREDITS`](pharos::wire::CREDITS) allows.
 
 use std::sync::Arc;
 
@@ -22,15 +24,17 @@ use crate::reply::Reply;
 use crate::session::Session;
 use crate::streams::{RequestPlace, ResponseContent};
 
-/// Sends the responses of one request individually; see [`Outputs::detach`](crate::Outputs::detach). The instance takes its next
-/// batch even if the request is not answered yet. Dropping the responder before the last response fails the request.
+/// Sends the responses of one request individually; see
+/// [`Outputs::detach`](crate::Outputs::detach). The instance takes its next batch even if the
+/// request is not answered yet. Dropping the responder before the last response fails the request.
 pub struct Responder {
     session: Arc<Session>,
     place: RequestPlace,
     decoupled: bool,
     /// Locations for its outputs in client memory, and the names of the outputs.
     placements: Vec<(Placement, String)>,
-    /// Client memory that the batch reads. `None` if outputs are not written to client memory before the response is sent.
+    /// Client memory that the batch reads. `None` if outputs are not written to client memory
+    /// before the response is sent.
     read: Option<Vec<RegionRange>>,
 }
 
@@ -51,32 +55,39 @@ impl Responder {
             let streams = state.streams(place)?;
             let stream = streams.stream(request)?;
             if std::mem::replace(&mut stream.detached, true) {
-                return Err(run_error(format!("request {request} of the batch already has a responder")));
+                return Err(run_error(format!(
+                    "request {request} of the batch already has a responder"
+                )));
             }
             streams.decoupled
         };
         let mut placements = Vec::new();
-        for placement in execute.placements.iter().filter(|placement| placement.request == request) {
+        for placement in execute.placements.iter().filter(|placement| placement.request == request)
+        {
             let output = config.outputs.get(usize::from(placement.output));
             let name = output.map(|output| output.name.clone()).unwrap_or_default();
             placements.push((placement.clone(), name));
         }
-        // Otherwise a response may have to wait for its client, or is discarded when the request is rescheduled.
+        // Otherwise a response may have to wait for its client, or is discarded when the request is
+        // rescheduled.
         let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
         let read = at_once.then(|| input_ranges(execute).collect());
         Ok(Self { session: session.clone(), place, decoupled, placements, read })
     }
 
-    /// Sends a response; more may follow unless it is the last. For a model that is not decoupled, the first response is the
-    /// last. For a decoupled model, waits while the client has too many unread responses.
+    /// Sends a response; more may follow unless it is the last. For a model that is not decoupled,
+    /// the first response is the last. For a decoupled model, waits while the client has too many
+    /// unread responses.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled, which the last response ends nevertheless. Also fails if the request has had its last response, if there is no
-    /// memory for the response, or if an output occurs twice; nothing is sent then.
+    /// [`InferError::cancelled`] if the request is cancelled, which the last response ends
+    /// nevertheless. Also fails if the request has had its last response, if there is no memory for
+    /// the response, or if an output occurs twice; nothing is sent then.
     pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
         let output_start = clock::now();
         let outputs = || reply.outputs.iter().map(|output| output.output);
-        if let Some((_, output)) = outputs().enumerate().find(|(at, output)| outputs().take(*at).any(|o| o == *output))
+        if let Some((_, output)) =
+            outputs().enumerate().find(|(at, output)| outputs().take(*at).any(|o| o == *output))
         {
             return Err(run_error(format!("output {output} is in the response twice")));
         }
@@ -114,7 +125,14 @@ impl Responder {
             memories.clear();
         }
         let error = error.map(wire_error);
-        let content = ResponseContent { outputs: blocks, parameters, error, last, empty: false, output_start };
+        let content = ResponseContent {
+            outputs: blocks,
+            parameters,
+            error,
+            last,
+            empty: false,
+            output_start,
+        };
         let sent = self.session.connection.send_response(self.place, content);
         if sent.is_ok() {
             memories.into_iter().flatten().for_each(Memory::sent);
@@ -122,19 +140,24 @@ impl Responder {
         sent
     }
 
-    /// Returns the location where the client wants an output of this many bytes, if that is on a device. The backend writes there
-    /// directly before it sends the response with [`Content::Placed`](crate::Content::Placed). `None` if the range overlaps an
-    /// input of the batch, from which other outputs may still be computed, and for requests that may have several responses or be
-    /// rescheduled.
+    /// Returns the location where the client wants an output of this many bytes, if that is on a
+    /// device. The backend writes there directly before it sends the response with
+    /// [`Content::Placed`](crate::Content::Placed). `None` if the range overlaps an input of the
+    /// batch, from which other outputs may still be computed, and for requests that may have
+    /// several responses or be rescheduled.
     pub fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
         let len = len as u64;
         let mut all = self.placements.iter().map(|(placement, _)| placement);
         let place = all.find(|place| usize::from(place.output) == output && len <= place.len)?;
-        let range = claim(self.read.as_ref()?, RegionRange { region: place.region, offset: place.offset, len })?;
+        let range = claim(
+            self.read.as_ref()?,
+            RegionRange { region: place.region, offset: place.offset, len },
+        )?;
         self.session.devices.keep_on_device(range)
     }
 
-    /// Keeps a single answer until the end of the batch while the batch is executed; otherwise returns it for sending.
+    /// Keeps a single answer until the end of the batch while the batch is executed; otherwise
+    /// returns it for sending.
     fn defer(&self, reply: Reply) -> Result<Option<Reply>, InferError> {
         let mut reply = Some(reply);
         let request = self.place.1;
@@ -156,7 +179,9 @@ impl Responder {
                 Some(error) => deferred.failed.push((request, wire_error(error))),
                 None => {
                     deferred.outputs.extend(outputs.into_iter().map(|output| (request, output)));
-                    deferred.parameters.extend((!parameters.is_empty()).then_some((request, parameters)));
+                    deferred
+                        .parameters
+                        .extend((!parameters.is_empty()).then_some((request, parameters)));
                 }
             }
             Some(Ok(()))
@@ -166,9 +191,14 @@ impl Responder {
     }
 
     /// Copies outputs to the locations that the client wants.
-    fn place_outputs(&self, blocks: &[OutputBlock], memories: &[Option<Memory>]) -> Result<(), InferError> {
+    fn place_outputs(
+        &self,
+        blocks: &[OutputBlock],
+        memories: &[Option<Memory>],
+    ) -> Result<(), InferError> {
         for (placement, name) in &self.placements {
-            let made = blocks.iter().zip(memories).filter(|(block, _)| block.output == placement.output);
+            let made =
+                blocks.iter().zip(memories).filter(|(block, _)| block.output == placement.output);
             for memory in made.filter_map(|(_, memory)| memory.as_ref()) {
                 write_placed(placement, name, memory, |at, bytes| {
                     self.session.devices.write_region(at.region, at.offset, bytes)
@@ -178,16 +208,22 @@ impl Responder {
         Ok(())
     }
 
-    /// Ends the responses without sending another one. For a model that is not decoupled, the request fails because it has no
-    /// response.
+    /// Ends the responses without sending another one. For a model that is not decoupled, the
+    /// request fails because it has no response.
     ///
     /// # Errors
     /// The request has had its last response.
     pub fn finish(&self) -> Result<(), InferError> {
         if !self.decoupled {
-            return self.respond(Reply { error: Some(run_error(UNANSWERED)), ..Reply::default() }, true);
+            return self
+                .respond(Reply { error: Some(run_error(UNANSWERED)), ..Reply::default() }, true);
         }
-        let end = ResponseContent { last: true, empty: true, output_start: clock::now(), ..ResponseContent::default() };
+        let end = ResponseContent {
+            last: true,
+            empty: true,
+            output_start: clock::now(),
+            ..ResponseContent::default()
+        };
         self.session.connection.send_response(self.place, end)
     }
 
@@ -218,10 +254,14 @@ impl Responder {
     /// Whether the request has had its last response.
     pub fn ended(&self) -> bool {
         let mut state = self.session.connection.lock();
-        state.streams(self.place).and_then(|streams| streams.stream(self.place.1).map(drop)).is_err()
+        state
+            .streams(self.place)
+            .and_then(|streams| streams.stream(self.place.1).map(drop))
+            .is_err()
     }
 
-    /// Returns the number of the request's batch and its position there, for the `parent` of a call.
+    /// Returns the number of the request's batch and its position there, for the `parent` of a
+    /// call.
     pub fn place(&self) -> (u64, u32) {
         self.place
     }

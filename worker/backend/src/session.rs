@@ -1,4 +1,5 @@
-//! State that all threads of a worker process share, and functions that backends may use at any time and from any thread.
+//! State that all threads of a worker process share, and functions that backends may use at any
+//! time and from any thread.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,7 +26,8 @@ pub struct Session {
     pub(crate) next_call: AtomicU64,
 }
 
-/// Access to the other models of the server, memory for answers, and devices. Clones share the same state.
+/// Access to the other models of the server, memory for answers, and devices. Clones share the same
+/// state.
 #[derive(Clone)]
 pub struct Runtime(Arc<Session>);
 
@@ -41,7 +43,13 @@ impl Runtime {
     ) -> Self {
         let arenas = Arenas::new(inputs, outputs, sender);
         let connection = Connection::new(reader, arenas.clone());
-        Self(Arc::new(Session { connection, arenas, metrics, devices, next_call: AtomicU64::new(1) }))
+        Self(Arc::new(Session {
+            connection,
+            arenas,
+            metrics,
+            devices,
+            next_call: AtomicU64::new(1),
+        }))
     }
 
     /// Returns the state that all threads share. For the worker's runtime.
@@ -50,7 +58,8 @@ impl Runtime {
         &self.0
     }
 
-    /// Allocates a block of the memory for answers, for [`Content::Memory`](crate::Content::Memory); its content is undefined.
+    /// Allocates a block of the memory for answers, for
+    /// [`Content::Memory`](crate::Content::Memory); its content is undefined.
     ///
     /// # Errors
     /// That memory is full.
@@ -58,14 +67,15 @@ impl Runtime {
         Memory::allocate(&self.0.arenas, len)
     }
 
-    /// Returns the bytes of a living input that contain `len` bytes at this address of the process; `None` for all other
-    /// addresses. Recognizes a view of an input that is passed on as an output.
+    /// Returns the bytes of a living input that contain `len` bytes at this address of the process;
+    /// `None` for all other addresses. Recognizes a view of an input that is passed on as an
+    /// output.
     pub fn locate(&self, address: usize, len: usize) -> Option<Received> {
         self.0.arenas.locate(address, len)
     }
 
-    /// Copies device memory to the process, ordered after earlier work in the device's default stream; complete on return.
-    /// Devices have the process's numbering.
+    /// Copies device memory to the process, ordered after earlier work in the device's default
+    /// stream; complete on return. Devices have the process's numbering.
     ///
     /// # Errors
     /// The driver's reason.
@@ -73,12 +83,17 @@ impl Runtime {
         if into.is_empty() { Ok(()) } else { self.0.devices.read(from, into) }
     }
 
-    /// Copies device memory to a client's memory on the same or another device, ordered after earlier work in the default stream
-    /// of the source device; complete on return. Both have the same length.
+    /// Copies device memory to a client's memory on the same or another device, ordered after
+    /// earlier work in the default stream of the source device; complete on return. Both have the
+    /// same length.
     ///
     /// # Errors
     /// As [`Runtime::read_device`].
-    pub fn copy_on_device(&self, from: DeviceMemory, to: &ReceivedOnDevice) -> Result<(), InferError> {
+    pub fn copy_on_device(
+        &self,
+        from: DeviceMemory,
+        to: &ReceivedOnDevice,
+    ) -> Result<(), InferError> {
         let to = to.memory();
         if to.is_empty() { Ok(()) } else { self.0.devices.copy(from, to) }
     }

@@ -1,8 +1,9 @@
 //! Looks for an event in memory for a bounded time before a thread sleeps.
 //!
-//! A thread that sleeps is woken by a system call and starts late, in particular if its processor has become idle. While events
-//! follow each other closely, looking for the next one costs less than a sleep. Each look is followed by `sched_yield`, so that
-//! other threads that can run have precedence; while threads that compute take the processor ([`Yielding`]), it does not look.
+//! A thread that sleeps is woken by a system call and starts late, in particular if its processor
+//! has become idle. While events follow each other closely, looking for the next one costs less
+//! than a sleep. Each look is followed by `sched_yield`, so that other threads that can run have
+//! precedence; while threads that compute take the processor ([`Yielding`]), it does not look.
 
 use std::thread;
 use std::time::Duration;
@@ -12,20 +13,21 @@ use pharos::yielding::Yielding;
 
 use crate::clock;
 
-/// The longest wait that counts, in limits, so that a single long wait does not end the looking for many short ones.
+/// The longest wait that counts, in limits, so that a single long wait does not end the looking for
+/// many short ones.
 const LONGEST: u64 = 4;
 /// The share of the last wait in the expected one is 1 of this number.
 const WEIGHT: u64 = 4;
-/// The number of waits after which a thread that does not look tries it again: asleep, it cannot know how soon an event would have
-/// come if it, and the threads that wait for it, had been awake.
+/// The number of waits after which a thread that does not look tries it again: asleep, it cannot
+/// know how soon an event would have come if it, and the threads that wait for it, had been awake.
 const RETRY: u32 = 64;
 
 /// How long a thread looks for an event, as long as events are expected within the limit.
 #[derive(Debug, Default)]
 pub(crate) struct Spin {
     limit_ns: u64,
-    /// The expected time until the next event: the moving average of the last waits in which the thread looked. At first, no
-    /// event is expected.
+    /// The expected time until the next event: the moving average of the last waits in which the
+    /// thread looked. At first, no event is expected.
     expected_ns: u64,
     /// The number of waits without a look.
     skipped: u32,
@@ -45,8 +47,8 @@ impl Spin {
         self.limit_ns > 0
     }
 
-    /// Looks for an event since `since`, if one is expected within the limit or it is time to try. Returns whether it found one
-    /// within the limit.
+    /// Looks for an event since `since`, if one is expected within the limit or it is time to try.
+    /// Returns whether it found one within the limit.
     pub(crate) fn look(&mut self, since: Instant, found: impl FnMut() -> bool) -> bool {
         self.look_between(since, found, yield_processor)
     }

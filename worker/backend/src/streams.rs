@@ -94,12 +94,13 @@ impl Streams {
     /// Returns the stream of a request that is not answered yet.
     pub(crate) fn stream(&mut self, request: u32) -> Result<&mut Stream, InferError> {
         let count = self.requests.len();
-        let stream = self
-            .requests
-            .get_mut(request as usize)
-            .ok_or_else(|| run_error(format!("there is no request {request} in a batch of {count}")))?;
+        let stream = self.requests.get_mut(request as usize).ok_or_else(|| {
+            run_error(format!("there is no request {request} in a batch of {count}"))
+        })?;
         if stream.ended {
-            return Err(run_error(format!("request {request} of the batch has had its last response")));
+            return Err(run_error(format!(
+                "request {request} of the batch has had its last response"
+            )));
         }
         Ok(stream)
     }
@@ -123,6 +124,11 @@ impl Streams {
     /// Returns the stamps of a response.
     pub(crate) fn stamps(&self, output_start: Instant, end: Instant) -> ComputeStamps {
         let input_end = self.input_end.unwrap_or(self.start);
-        ComputeStamps { start: self.start, input_end, output_start: output_start.max(input_end), end }
+        ComputeStamps {
+            start: self.start,
+            input_end,
+            output_start: output_start.max(input_end),
+            end,
+        }
     }
 }

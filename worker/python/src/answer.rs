@@ -1,4 +1,5 @@
-//! Responses to one request: sent by the batch when `execute` returns, or later by a response sender on any thread.
+//! Responses to one request: sent by the batch when `execute` returns, or later by a response
+//! sender on any thread.
 
 use std::mem;
 use std::sync::Arc;
@@ -61,7 +62,8 @@ impl Answer {
         self.responder.place()
     }
 
-    /// Whether an error can still be sent. A model with a single response cannot fail a request after sending it.
+    /// Whether an error can still be sent. A model with a single response cannot fail a request
+    /// after sending it.
     pub(crate) fn may_fail(&self) -> bool {
         let progress = *self.progress.lock();
         if self.model.config.decoupled { !progress.is_over() } else { progress == Progress::Open }
@@ -100,8 +102,14 @@ impl Answer {
     /// Sends a response, the end of the responses, or both, for a response sender.
     ///
     /// # Errors
-    /// The sender is closed, the flags are invalid, or the model may not send more responses; the texts are Triton's.
-    pub(crate) fn send(&self, py: Python<'_>, response: Option<&InferenceResponse>, flags: u32) -> PyResult<()> {
+    /// The sender is closed, the flags are invalid, or the model may not send more responses; the
+    /// texts are Triton's.
+    pub(crate) fn send(
+        &self,
+        py: Python<'_>,
+        response: Option<&InferenceResponse>,
+        flags: u32,
+    ) -> PyResult<()> {
         let wrong = |text: &'static str| Err(TritonModelException::new_err(text));
         let progress = *self.progress.lock();
         if progress.is_over() {
@@ -111,16 +119,23 @@ impl Answer {
             return wrong("Unable to send response. Unsupported flag provided.");
         }
         if response.is_none() && flags == 0 {
-            return wrong("Inference Response object must be provided when the response flags is set to zero.");
+            return wrong(
+                "Inference Response object must be provided when the response flags is set to \
+                 zero.",
+            );
         }
         let last = flags & FINAL != 0;
         if !self.model.config.decoupled {
             match (response.is_some(), progress) {
                 (true, Progress::Answered) => {
-                    return wrong("Unable to send response. Non-decoupled model cannot send more than one response.");
+                    return wrong(
+                        "Unable to send response. Non-decoupled model cannot send more than one \
+                         response.",
+                    );
                 }
                 (false, Progress::Open) => {
-                    let text = "Unable to send response. Non-decoupled model cannot send complete final before sending a response.";
+                    let text = "Unable to send response. Non-decoupled model cannot send complete \
+                                final before sending a response.";
                     return wrong(text);
                 }
                 _ => {}
@@ -150,12 +165,16 @@ impl Answer {
     }
 }
 
-/// Completes a request that the model has dropped without a response, so that its client does not wait forever.
+/// Completes a request that the model has dropped without a response, so that its client does not
+/// wait forever.
 impl Drop for Answer {
     fn drop(&mut self) {
         let progress = *self.progress.get_mut();
         if progress == Progress::Open && !self.model.config.decoupled {
-            let text = format!("model '{}' has dropped the request without a response", self.model.config.name);
+            let text = format!(
+                "model '{}' has dropped the request without a response",
+                self.model.config.name
+            );
             self.responder.fail(InferError::new(ErrorCode::Internal, Reason::Backend, text));
         } else if !progress.is_over() && self.model.config.decoupled {
             // As in Triton, dropping the sender ends the responses.
@@ -164,7 +183,8 @@ impl Drop for Answer {
     }
 }
 
-/// `pb_utils.InferenceResponseSender`: responds to a request on any thread, also after `execute` has returned.
+/// `pb_utils.InferenceResponseSender`: responds to a request on any thread, also after `execute`
+/// has returned.
 #[pyclass(frozen, module = "triton_python_backend_utils")]
 pub(crate) struct InferenceResponseSender {
     answer: Arc<Answer>,
@@ -178,10 +198,15 @@ impl InferenceResponseSender {
 
 #[pymethods]
 impl InferenceResponseSender {
-    /// Sends a response. With `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL`, it is the last one; without a response, only ends the
-    /// request. Blocks while the client is far behind in reading.
+    /// Sends a response. With `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL`, it is the last one;
+    /// without a response, only ends the request. Blocks while the client is far behind in reading.
     #[pyo3(signature = (response = None, flags = 0))]
-    fn send(&self, py: Python<'_>, response: Option<Bound<'_, InferenceResponse>>, flags: u32) -> PyResult<()> {
+    fn send(
+        &self,
+        py: Python<'_>,
+        response: Option<Bound<'_, InferenceResponse>>,
+        flags: u32,
+    ) -> PyResult<()> {
         self.answer.send(py, response.as_ref().map(|response| response.get()), flags)
     }
 

@@ -1,4 +1,5 @@
-//! Arguments of `pb_utils`, converted as in Triton's Python backend: `bytes` for strings, and `None` only where allowed.
+//! Arguments of `pb_utils`, converted as in Triton's Python backend: `bytes` for strings, and
+//! `None` only where allowed.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -15,7 +16,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Text {
         match argument.cast::<PyBytes>() {
             Ok(bytes) => match std::str::from_utf8(bytes.as_bytes()) {
                 Ok(text) => Ok(Self(text.to_owned())),
-                Err(error) => Err(PyValueError::new_err(format!("bytes given as a string must be UTF-8: {error}"))),
+                Err(error) => Err(PyValueError::new_err(format!(
+                    "bytes given as a string must be UTF-8: {error}"
+                ))),
             },
             Err(_) => argument.extract().map(Self),
         }

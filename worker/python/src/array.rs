@@ -1,15 +1,18 @@
-//! Numpy arrays: creates arrays over memory of this process, and reads the memory of existing arrays.
+//! Numpy arrays: creates arrays over memory of this process, and reads the memory of existing
+//! arrays.
 //!
-//! Both directions use the C form of numpy's array interface, the capsule `__array_struct__` (numpy.org, "The array interface
-//! protocol"). It needs neither Python lists and dictionaries nor numpy's C API table.
+//! Both directions use the C form of numpy's array interface, the capsule `__array_struct__`
+//! (numpy.org, "The array interface protocol"). It needs neither Python lists and dictionaries nor
+//! numpy's C API table.
 //!
 //! # Contract
-//! A capsule created here describes memory that its [`Shared`] keeps alive, and numpy keeps that object alive as long as the
-//! array. A capsule read here was just created by numpy from an array that the caller holds; its contents are copied before any
-//! other code runs. [`Source`] reads an array's memory while the array is held. Another thread of the model may write to it at
-//! the same time, as with numpy itself, so the memory is only copied, never interpreted in place. [`filled`] lends output memory
-//! in the same way. It returns the memory as exclusively owned only if no Python object refers to it any more; otherwise the
-//! memory may only be copied.
+//! A capsule created here describes memory that its [`Shared`] keeps alive, and numpy keeps that
+//! object alive as long as the array. A capsule read here was just created by numpy from an array
+//! that the caller holds; its contents are copied before any other code runs. [`Source`] reads an
+//! array's memory while the array is held. Another thread of the model may write to it at
+//! the same time, as with numpy itself, so the memory is only copied, never interpreted in place.
+//! [`filled`] lends output memory in the same way. It returns the memory as exclusively owned only
+//! if no Python object refers to it any more; otherwise the memory may only be copied.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -99,7 +102,8 @@ impl Shared {
         owned.interface.shape = owned.shape.as_mut_ptr();
         owned.interface.strides = owned.strides.as_mut_ptr();
         let pointer = Box::into_raw(owned);
-        // SAFETY: a new capsule over the box, which its destructor takes back; the interface is the box's first field.
+        // SAFETY: a new capsule over the box, which its destructor takes back; the interface is the
+        // box's first field.
         unsafe {
             let capsule = ffi::PyCapsule_New(pointer.cast(), std::ptr::null(), Some(drop_owned));
             if capsule.is_null() {
@@ -111,7 +115,8 @@ impl Shared {
 }
 
 unsafe extern "C" fn drop_owned(capsule: *mut ffi::PyObject) {
-    // SAFETY: called once, by the capsule that `__array_struct__` made, with the pointer that it was given.
+    // SAFETY: called once, by the capsule that `__array_struct__` made, with the pointer that it
+    // was given.
     unsafe {
         let pointer = ffi::PyCapsule_GetPointer(capsule, std::ptr::null());
         if !pointer.is_null() {
@@ -147,8 +152,8 @@ pub(crate) fn over<'py>(
     new_array(py, address, owner, element, shape)
 }
 
-/// Passes a writable array over output memory, with elements of this type, to `fill`. Returns the memory, or a shared handle if
-/// Python code has kept a reference and may still write to it.
+/// Passes a writable array over output memory, with elements of this type, to `fill`. Returns the
+/// memory, or a shared handle if Python code has kept a reference and may still write to it.
 ///
 /// # Errors
 /// The error of `fill`.
@@ -194,7 +199,8 @@ pub(crate) struct View {
 impl View {
     /// Returns the size of all elements in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).product::<usize>() * self.size
+        self.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).product::<usize>()
+            * self.size
     }
 
     /// Returns the address of the first element.
@@ -209,12 +215,16 @@ impl View {
 /// The object is not an array.
 pub(crate) fn view(array: &Bound<'_, PyAny>) -> PyResult<View> {
     let capsule = array.getattr(intern!(array.py(), "__array_struct__"))?;
-    // SAFETY: the pointer is checked; numpy's interface is valid while capsule and array are held, which they are here.
+    // SAFETY: the pointer is checked; numpy's interface is valid while capsule and array are held,
+    // which they are here.
     unsafe {
-        let pointer = ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null()).cast::<Interface>();
+        let pointer =
+            ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null()).cast::<Interface>();
         let Some(interface) = pointer.as_ref().filter(|interface| interface.two == 2) else {
             let _ = PyErr::take(array.py());
-            return Err(PyTypeError::new_err("not a numpy array: the object has no array interface"));
+            return Err(PyTypeError::new_err(
+                "not a numpy array: the object has no array interface",
+            ));
         };
         let dims = usize::try_from(interface.nd).unwrap_or(0);
         let shape = if dims == 0 { &[] } else { std::slice::from_raw_parts(interface.shape, dims) };
@@ -246,17 +256,21 @@ impl<'a> Source<'a> {
     pub(crate) fn copy(&self, to: &mut [u8]) {
         let from = self.address;
         let len = self.len.min(to.len());
-        // SAFETY: `from` is the memory of an array that this value keeps alive, with at least `len` bytes; `to` is exclusively
-        // borrowed.
-        let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), len) };
+        // SAFETY: `from` is the memory of an array that this value keeps alive, with at least `len`
+        // bytes; `to` is exclusively borrowed.
+        let copy = |to: &mut [u8]| unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), len)
+        };
         if len < LARGE { copy(to) } else { self._array.py().detach(|| copy(to)) }
     }
 }
 
-/// Converts an array to row-major order and native byte order; returns it unchanged if it already has them.
+/// Converts an array to row-major order and native byte order; returns it unchanged if it already
+/// has them.
 pub(crate) fn to_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
-    let native = array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
+    let native =
+        array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
     let array = numpy(py, "asarray")?.call1((array, native, "C"))?;
     Ok(array)
 }

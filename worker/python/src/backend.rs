@@ -1,4 +1,5 @@
-//! The backend for Python models: loads a model, passes each batch to the model, and sends the responses that the model returns.
+//! The backend for Python models: loads a model, passes each batch to the model, and sends the
+//! responses that the model returns.
 
 use std::os::fd::IntoRawFd;
 use std::process::ExitCode;
@@ -27,15 +28,18 @@ use crate::response::InferenceResponse;
 /// The backends whose models run in Python.
 const NAMES: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
 
-/// The time that the model has measured for copying the inputs of the current batch to a device, in nanoseconds.
+/// The time that the model has measured for copying the inputs of the current batch to a device, in
+/// nanoseconds.
 static INPUTS_TOOK: AtomicU64 = AtomicU64::new(0);
 
-/// Reports how many seconds of the current batch were spent on copying its inputs to a device. Statistics count this time as
-/// input, not as computation. For models that make these copies themselves and measure them with events.
+/// Reports how many seconds of the current batch were spent on copying its inputs to a device.
+/// Statistics count this time as input, not as computation. For models that make these copies
+/// themselves and measure them with events.
 #[pyfunction]
 fn inputs_took(seconds: f64) -> PyResult<()> {
-    let took = Duration::try_from_secs_f64(seconds)
-        .map_err(|_| TritonModelException::new_err(format!("{seconds} is not a valid duration of input copies")))?;
+    let took = Duration::try_from_secs_f64(seconds).map_err(|_| {
+        TritonModelException::new_err(format!("{seconds} is not a valid duration of input copies"))
+    })?;
     INPUTS_TOOK.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     Ok(())
 }
@@ -51,7 +55,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_arguments, module)?)
 }
 
-/// Ends this process when the server is gone, also while code runs that never releases the interpreter.
+/// Ends this process when the server is gone, also while code runs that never releases the
+/// interpreter.
 #[pyfunction]
 fn end_with_the_server() -> PyResult<()> {
     Ok(pharos_worker::end_with_the_frontend()?)
@@ -61,28 +66,33 @@ fn end_with_the_server() -> PyResult<()> {
 #[pyfunction]
 fn run(py: Python<'_>) -> u8 {
     let code = py.detach(|| {
-        let worker = NAMES.into_iter().fold(Worker::new(), |worker, name| worker.backend(name, create));
+        let worker =
+            NAMES.into_iter().fold(Worker::new(), |worker, name| worker.backend(name, create));
         worker.fallback_backend(create).run()
     });
     // `ExitCode` has no accessor for its value, only equality.
     u8::from(code != ExitCode::SUCCESS)
 }
 
-/// Ends the process without ending the interpreter. Calls the functions of C's `atexit`, which `os._exit` does not.
+/// Ends the process without ending the interpreter. Calls the functions of C's `atexit`, which
+/// `os._exit` does not.
 #[pyfunction]
 fn exit(code: u8) {
     std::process::exit(i32::from(code))
 }
 
-/// Returns a descriptor of a child process (`pidfd_open(2)`). Python has this function only if it was built for a new kernel.
+/// Returns a descriptor of a child process (`pidfd_open(2)`). Python has this function only if it
+/// was built for a new kernel.
 #[pyfunction]
 fn open_process(pid: i32) -> PyResult<i32> {
-    let child = Pid::from_raw(pid)
-        .ok_or_else(|| PyValueError::new_err(format!("{pid} is not a process id; these are greater than 0")))?;
+    let child = Pid::from_raw(pid).ok_or_else(|| {
+        PyValueError::new_err(format!("{pid} is not a process id; these are greater than 0"))
+    })?;
     Ok(pidfd_open(child, PidfdFlags::empty()).map_err(std::io::Error::from)?.into_raw_fd())
 }
 
-/// Replaces the command line of this process from the argument `from` on; `arguments` contains zero bytes between arguments.
+/// Replaces the command line of this process from the argument `from` on; `arguments` contains zero
+/// bytes between arguments.
 #[pyfunction]
 fn set_arguments(from: &str, arguments: &str) -> PyResult<()> {
     Ok(pharos_worker::command_line::replace(from, arguments)?)
@@ -124,7 +134,8 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
             let execute = loaded.getattr("execute")?.unbind();
             let engine = loaded.getattr("engine")?.extract()?;
             let takes_device_tensors = loaded.getattr("takes_device_tensors")?.extract::<bool>()?;
-            let on_device = if takes_device_tensors { DeviceInputs::Pieces } else { DeviceInputs::Never };
+            let on_device =
+                if takes_device_tensors { DeviceInputs::Pieces } else { DeviceInputs::Never };
             let process = std::process::id();
             Ok(PythonModel {
                 model,
@@ -145,13 +156,15 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     })
 }
 
-/// Refuses models with states: the server stores them with the batch, but models in Python answer requests individually.
+/// Refuses models with states: the server stores them with the batch, but models in Python answer
+/// requests individually.
 fn check_states(config: &ModelConfig) -> Result<(), InferError> {
     match config.states.first() {
         None => Ok(()),
         Some(state) => Err(load_error(format!(
-            "the backend '{}' has no implicit state (sequence_batching.state, output '{}'): keep the state in the model, by \
-             correlation_id(), or use the backend onnxruntime or tract, or a shared library",
+            "the backend '{}' has no implicit state (sequence_batching.state, output '{}'): keep \
+             the state in the model, by correlation_id(), or use the backend onnxruntime or \
+             tract, or a shared library",
             config.backend, state.output_name
         ))),
     }
@@ -176,7 +189,12 @@ impl Backend for PythonModel {
 
     fn readiness(&self) -> Option<Readiness> {
         let loaded = Python::attach(|py| {
-            let asks = self.loaded.bind(py).getattr("has_is_ready").and_then(|has| has.extract()).unwrap_or(false);
+            let asks = self
+                .loaded
+                .bind(py)
+                .getattr("has_is_ready")
+                .and_then(|has| has.extract())
+                .unwrap_or(false);
             asks.then(|| self.loaded.clone_ref(py))
         })?;
         Some(Box::new(move || {
@@ -200,13 +218,18 @@ impl Backend for PythonModel {
             outputs.computed();
             outputs.inputs_took(Duration::from_nanos(INPUTS_TOOK.swap(0, Ordering::Relaxed)));
             self.exit_if_forked(py);
-            let result =
-                result.map_err(Failure::from).and_then(|returned| self.answer(&returned, &requests, &answers, outputs));
+            let result = result
+                .map_err(Failure::from)
+                .and_then(|returned| self.answer(&returned, &requests, &answers, outputs));
             if let Err(failure) = result {
                 let error = failed(&self.model, &failure.report(py));
-                answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
+                answers
+                    .iter()
+                    .filter(|answer| answer.may_fail())
+                    .for_each(|answer| answer.fail(error.clone()));
             }
-            self.rescheduled = answers.into_iter().filter(|answer| answer.is_rescheduled()).collect();
+            self.rescheduled =
+                answers.into_iter().filter(|answer| answer.is_rescheduled()).collect();
             Ok(())
         })
     }
@@ -214,7 +237,11 @@ impl Backend for PythonModel {
 
 impl PythonModel {
     /// Calls `execute`; awaits the result if that is a coroutine.
-    fn executed<'py>(&self, py: Python<'py>, requests: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+    fn executed<'py>(
+        &self,
+        py: Python<'py>,
+        requests: &Bound<'py, PyList>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let returned = self.execute.bind(py).call1((requests,))?;
         if returned.is_none() || returned.is_instance_of::<PyList>() {
             return Ok(returned);
@@ -223,7 +250,8 @@ impl PythonModel {
         self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled, requests))
     }
 
-    /// Sends the responses that `execute` returned. A response that cannot be sent fails only its request.
+    /// Sends the responses that `execute` returned. A response that cannot be sent fails only its
+    /// request.
     fn answer(
         &self,
         returned: &Bound<'_, PyAny>,
@@ -238,16 +266,20 @@ impl PythonModel {
         if self.model.config.decoupled {
             let name = &self.model.instance;
             return wrong(format!(
-                "Python model '{name}' is using the decoupled mode and the execute function must return None."
+                "Python model '{name}' is using the decoupled mode and the execute function must \
+                 return None."
             ));
         }
         let Ok(responses) = returned.cast::<PyList>() else {
-            return wrong(format!("Expected a list in the execute return, found type '{}'.", returned.get_type()));
+            return wrong(format!(
+                "Expected a list in the execute return, found type '{}'.",
+                returned.get_type()
+            ));
         };
         if responses.len() != answers.len() {
             return wrong(format!(
-                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. \
-                 InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n",
+                "Number of InferenceResponse objects do not match the number of InferenceRequest \
+                 objects. InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n",
                 answers.len(),
                 responses.len()
             ));
@@ -257,14 +289,19 @@ impl PythonModel {
                 continue;
             }
             let kind = response.get_type();
-            if request.cast::<InferenceRequest>().is_ok_and(|request| request.get().is_rescheduled()) {
+            if request
+                .cast::<InferenceRequest>()
+                .is_ok_and(|request| request.get().is_rescheduled())
+            {
                 return wrong(format!(
-                    "Expected a None object in the execute function return list for reschduled request, found type '{kind}'."
+                    "Expected a None object in the execute function return list for reschduled \
+                     request, found type '{kind}'."
                 ));
             }
             let Ok(response) = response.cast::<InferenceResponse>() else {
                 return wrong(format!(
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type '{kind}'."
+                    "Expected an 'InferenceResponse' object in the execute function return list, \
+                     found type '{kind}'."
                 ));
             };
             if let Err(error) = answer.respond(response.py(), response.get()) {
@@ -274,7 +311,8 @@ impl PythonModel {
         Ok(batch::reschedule(requests, answers, outputs)?)
     }
 
-    /// Exits a process that the model has forked in `execute`: the connection to the server belongs to the parent.
+    /// Exits a process that the model has forked in `execute`: the connection to the server belongs
+    /// to the parent.
     fn exit_if_forked(&self, py: Python<'_>) {
         if std::process::id() != self.process {
             eprintln!("a process forked by the model returned from execute; exiting it");

@@ -1,4 +1,5 @@
-//! Splits a batch into requests for a Python model. Each request gets its part of the inputs, without copying.
+//! Splits a batch into requests for a Python model. Each request gets its part of the inputs,
+//! without copying.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ use crate::tensor::Tensor;
 /// One request's part of an input: its shape, and its range in the bytes of the batch.
 type Part = (Vec<i64>, Range<usize>);
 
-/// The alignment that kernels may assume for a tensor, in bytes: the widest load. Client memory with a smaller alignment is
-/// copied to the host, because a misaligned load would break the process's CUDA context.
+/// The alignment that kernels may assume for a tensor, in bytes: the widest load. Client memory
+/// with a smaller alignment is copied to the host, because a misaligned load would break the
+/// process's CUDA context.
 const ALIGNED: u64 = 16;
 
 /// Creates the response channels of a batch.
@@ -35,7 +37,8 @@ pub(crate) fn answers(
         .iter()
         .enumerate()
         .map(|(position, request)| {
-            let wanted = request.details.as_ref().map(|details| details.outputs.clone()).unwrap_or_default();
+            let wanted =
+                request.details.as_ref().map(|details| details.outputs.clone()).unwrap_or_default();
             Ok(Arc::new(Answer::new(Arc::clone(model), outputs.detach(position)?, wanted)))
         })
         .collect()
@@ -51,7 +54,8 @@ pub(crate) fn requests<'py>(
     batch: &Batch<'_>,
     answers: &[Arc<Answer>],
 ) -> Result<Bound<'py, PyList>, InferError> {
-    let python = |error: PyErr| InferError::internal(format!("cannot pass the batch to Python: {error}"));
+    let python =
+        |error: PyErr| InferError::internal(format!("cannot pass the batch to Python: {error}"));
     let mut inputs: Vec<Vec<Py<Tensor>>> =
         batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     let given = || batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input));
@@ -72,30 +76,44 @@ pub(crate) fn requests<'py>(
         let inputs = in_order(inputs, &positions, &details.input_order);
         let flags = [(details.start, SEQUENCE_START), (details.end, SEQUENCE_END)];
         let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
-        let request = InferenceRequest::received(fields_of(model, request, details), flags, inputs, Arc::clone(answer));
+        let request = InferenceRequest::received(
+            fields_of(model, request, details),
+            flags,
+            inputs,
+            Arc::clone(answer),
+        );
         list.append(Bound::new(py, request).map_err(python)?).map_err(python)?;
     }
     Ok(list)
 }
 
-/// Returns a request's inputs, which have these positions in the configuration, in the client's order. Inputs that are not from
-/// the client follow.
+/// Returns a request's inputs, which have these positions in the configuration, in the client's
+/// order. Inputs that are not from the client follow.
 fn in_order<T>(inputs: Vec<T>, positions: &[usize], order: &[u16]) -> Vec<T> {
     if order.is_empty() {
         return inputs;
     }
-    let place = |position: usize| order.iter().position(|at| usize::from(*at) == position).unwrap_or(order.len());
-    let mut placed: Vec<_> = positions.iter().map(|position| place(*position)).zip(inputs).collect();
+    let place = |position: usize| {
+        order.iter().position(|at| usize::from(*at) == position).unwrap_or(order.len())
+    };
+    let mut placed: Vec<_> =
+        positions.iter().map(|position| place(*position)).zip(inputs).collect();
     placed.sort_by_key(|(place, _)| *place);
     placed.into_iter().map(|(_, input)| input).collect()
 }
 
-fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> RequestFields {
+fn fields_of(
+    model: &Model,
+    request: &pharos::wire::BatchRequest,
+    details: &Details,
+) -> RequestFields {
     let outputs = match details.outputs.as_slice() {
         [] => model.config.outputs.iter().map(|output| output.name.clone()).collect(),
         some => some
             .iter()
-            .filter_map(|output: &u16| model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone()))
+            .filter_map(|output: &u16| {
+                model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone())
+            })
             .collect(),
     };
     RequestFields {
@@ -115,7 +133,12 @@ fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Deta
 }
 
 /// Creates each request's tensor of a contiguous input.
-fn contiguous(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'_>) -> Result<Vec<Tensor>, InferError> {
+fn contiguous(
+    model: &Model,
+    batch: &Batch<'_>,
+    position: usize,
+    input: &Input<'_>,
+) -> Result<Vec<Tensor>, InferError> {
     let bytes = batch.received(position).ok_or_else(|| missing(input))?;
     Ok(parts(model, batch, input)?
         .into_iter()
@@ -127,7 +150,12 @@ fn contiguous(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'
 }
 
 /// Creates each request's tensor of an input that is partly on a device.
-fn in_pieces(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'_>) -> Result<Vec<Tensor>, InferError> {
+fn in_pieces(
+    model: &Model,
+    batch: &Batch<'_>,
+    position: usize,
+    input: &Input<'_>,
+) -> Result<Vec<Tensor>, InferError> {
     let shapes = shapes(model, batch, input);
     if shapes.len() != input.pieces.len() {
         return Err(missing(input));
@@ -138,7 +166,10 @@ fn in_pieces(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'_
         .enumerate()
         .map(|(at, (shape, piece))| {
             if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
-                return Err(InferError::internal(format!("input '{}' does not match its shape", input.name)));
+                return Err(InferError::internal(format!(
+                    "input '{}' does not match its shape",
+                    input.name
+                )));
             }
             let name = input.name.to_owned();
             let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
@@ -170,23 +201,31 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
     }
     let rows: Vec<u64> = batch.requests.iter().map(|request| u64::from(request.rows)).collect();
     let all = rows.iter().sum::<u64>();
-    if !model.config.batches() || input.shape.first().is_none_or(|first| u64::try_from(*first) != Ok(all)) {
+    if !model.config.batches()
+        || input.shape.first().is_none_or(|first| u64::try_from(*first) != Ok(all))
+    {
         return Ok(batch.requests.iter().map(|_| whole()).collect());
     }
     if rows.len() == 1 {
         return Ok(vec![whole()]);
     }
     let ends = match input.datatype {
-        DataType::Bytes => batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
+        DataType::Bytes => {
+            batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows)
+        }
         _ => Some(batch_split::fixed_ends(input.data.len(), &rows)),
     };
-    let ends = ends.ok_or_else(|| InferError::internal(format!("input '{}' does not match its shape", input.name)))?;
+    let ends = ends.ok_or_else(|| {
+        InferError::internal(format!("input '{}' does not match its shape", input.name))
+    })?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(starts
         .zip(ends.iter().copied())
         .zip(&rows)
         .map(|((start, end), rows)| {
-            let shape = std::iter::once(rows.cast_signed()).chain(input.shape.iter().skip(1).copied()).collect();
+            let shape = std::iter::once(rows.cast_signed())
+                .chain(input.shape.iter().skip(1).copied())
+                .collect();
             (shape, start..end)
         })
         .collect())
@@ -220,7 +259,9 @@ fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec
         .iter()
         .map(|request| {
             let mut ragged = request.details.as_ref()?.ragged.iter();
-            ragged.find(|(position, _)| usize::from(*position) == input.index).map(|(_, shape)| shape.clone())
+            ragged
+                .find(|(position, _)| usize::from(*position) == input.index)
+                .map(|(_, shape)| shape.clone())
         })
         .collect()
 }
@@ -232,9 +273,14 @@ fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<Part>, Inf
         DataType::Bytes => batch_split::text_ends(input.data, counts.iter().sum(), &counts),
         _ => Some(batch_split::fixed_ends(input.data.len(), &counts)),
     };
-    let ends = ends.ok_or_else(|| InferError::internal(format!("input '{}' does not match its shapes", input.name)))?;
+    let ends = ends.ok_or_else(|| {
+        InferError::internal(format!("input '{}' does not match its shapes", input.name))
+    })?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
-    Ok(shapes.into_iter().zip(starts.zip(ends.iter().copied()).map(|(start, end)| start..end)).collect())
+    Ok(shapes
+        .into_iter()
+        .zip(starts.zip(ends.iter().copied()).map(|(start, end)| start..end))
+        .collect())
 }
 
 /// Reschedules the requests for which the model has set the reschedule flag.

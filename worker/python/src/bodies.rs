@@ -1,5 +1,5 @@
-//! Requests for TorchServe handlers: copies each part of a body into a separate `bytearray`, and distinguishes requests that are
-//! executed again.
+//! Requests for TorchServe handlers: copies each part of a body into a separate `bytearray`, and
+//! distinguishes requests that are executed again.
 
 use pharos::tensor::bytes_elements;
 use pyo3::exceptions::PyValueError;
@@ -15,31 +15,43 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sequence_key, module)?)
 }
 
-/// Returns the number of a request's sequence, which no other sequence has while the server runs; None if the model has no
-/// sequences. A request that is rescheduled keeps the number, and no other request has it, unlike the client's id.
+/// Returns the number of a request's sequence, which no other sequence has while the server runs;
+/// None if the model has no sequences. A request that is rescheduled keeps the number, and no other
+/// request has it, unlike the client's id.
 #[pyfunction]
 fn sequence_key(request: &Bound<'_, InferenceRequest>) -> Option<u64> {
     request.get().fields.sequence
 }
 
-/// Returns the elements of a received BYTES tensor. With `lengths`, splits its only element into parts of these sizes.
+/// Returns the elements of a received BYTES tensor. With `lengths`, splits its only element into
+/// parts of these sizes.
 ///
 /// # Errors
-/// The tensor was not received from the server, is malformed, has several elements, or does not fit `lengths`.
+/// The tensor was not received from the server, is malformed, has several elements, or does not fit
+/// `lengths`.
 #[pyfunction]
 #[pyo3(signature = (tensor, lengths = None))]
-fn bodies<'py>(tensor: &Bound<'py, Tensor>, lengths: Option<Vec<usize>>) -> PyResult<Bound<'py, PyList>> {
+fn bodies<'py>(
+    tensor: &Bound<'py, Tensor>,
+    lengths: Option<Vec<usize>>,
+) -> PyResult<Bound<'py, PyList>> {
     let py = tensor.py();
     let wrong = |text: String| PyValueError::new_err(text);
-    let received =
-        tensor.get().received_bytes().ok_or_else(|| wrong("the tensor was not received from the server".to_owned()))?;
+    let received = tensor
+        .get()
+        .received_bytes()
+        .ok_or_else(|| wrong("the tensor was not received from the server".to_owned()))?;
     let elements: Result<Vec<&[u8]>, usize> = bytes_elements(received).collect();
-    let elements = elements.map_err(|at| wrong(format!("the tensor is truncated in the element at byte {at}")))?;
+    let elements = elements
+        .map_err(|at| wrong(format!("the tensor is truncated in the element at byte {at}")))?;
     let Some(lengths) = lengths else {
         return PyList::new(py, elements.into_iter().map(|element| PyByteArray::new(py, element)));
     };
     let [whole] = elements.as_slice() else {
-        return Err(wrong(format!("a request with parts must have one element, not {}", elements.len())));
+        return Err(wrong(format!(
+            "a request with parts must have one element, not {}",
+            elements.len()
+        )));
     };
     let list = PyList::empty(py);
     let mut rest = *whole;
@@ -50,5 +62,9 @@ fn bodies<'py>(tensor: &Bound<'py, Tensor>, lengths: Option<Vec<usize>>) -> PyRe
         list.append(PyByteArray::new(py, part))?;
         rest = after;
     }
-    if rest.is_empty() { Ok(list) } else { Err(wrong(format!("{} bytes of the body belong to no part", rest.len()))) }
+    if rest.is_empty() {
+        Ok(list)
+    } else {
+        Err(wrong(format!("{} bytes of the body belong to no part", rest.len())))
+    }
 }

@@ -18,7 +18,9 @@ pub(crate) fn exec(
 ) -> PyResult<Py<PyAny>> {
     let model = model()?;
     if !model.is_open() {
-        return Err(TritonModelException::new_err("BLS is only supported during the 'execute' function."));
+        return Err(TritonModelException::new_err(
+            "BLS is only supported during the 'execute' function.",
+        ));
     }
     let call = request(&model.runtime)?;
     let pending = py.detach(|| model.runtime.call(call));
@@ -28,7 +30,11 @@ pub(crate) fn exec(
     };
     if decoupled {
         let canceller = Some(pending.canceller());
-        let iterator = ResponseIterator { waiting: Mutex::new(Some(pending)), seen: Mutex::default(), canceller };
+        let iterator = ResponseIterator {
+            waiting: Mutex::new(Some(pending)),
+            seen: Mutex::default(),
+            canceller,
+        };
         return Ok(Py::new(py, iterator)?.into_any());
     }
     let response = match py.detach(|| pending.next()) {
@@ -45,7 +51,8 @@ fn one(py: Python<'_>, decoupled: bool, response: InferenceResponse) -> PyResult
         return Ok(response.into_any());
     }
     let seen = Seen { responses: vec![response], next: 0, complete: true };
-    let iterator = ResponseIterator { waiting: Mutex::new(None), seen: Mutex::new(seen), canceller: None };
+    let iterator =
+        ResponseIterator { waiting: Mutex::new(None), seen: Mutex::new(seen), canceller: None };
     Ok(Py::new(py, iterator)?.into_any())
 }
 
@@ -59,14 +66,18 @@ fn response(py: Python<'_>, called: Result<Called, InferError>) -> PyResult<Infe
         Ok(called) => called,
         Err(error) => return failed(py, &error),
     };
-    let tensors = called
-        .outputs
-        .into_iter()
-        .map(|output| Py::new(py, Tensor::received(output.name, output.datatype, output.shape, output.data)));
-    Ok(InferenceResponse { tensors: tensors.collect::<PyResult<_>>()?, error: None, parameters: called.parameters })
+    let tensors = called.outputs.into_iter().map(|output| {
+        Py::new(py, Tensor::received(output.name, output.datatype, output.shape, output.data))
+    });
+    Ok(InferenceResponse {
+        tensors: tensors.collect::<PyResult<_>>()?,
+        error: None,
+        parameters: called.parameters,
+    })
 }
 
-/// An iterator over the responses of a decoupled model, as they arrive. Iterating again after the end repeats them.
+/// An iterator over the responses of a decoupled model, as they arrive. Iterating again after the
+/// end repeats them.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct ResponseIterator {
     /// Locked by the thread that waits for the next response; always locked before `seen`.
@@ -132,8 +143,8 @@ impl ResponseIterator {
         Ok(called)
     }
 
-    /// Cancels the request, from any thread. Responses that have arrived can still be read. A response with a CANCELLED error
-    /// follows, unless the last response had arrived.
+    /// Cancels the request, from any thread. Responses that have arrived can still be read. A
+    /// response with a CANCELLED error follows, unless the last response had arrived.
     fn cancel(&self, py: Python<'_>) {
         if let Some(canceller) = &self.canceller {
             py.detach(|| canceller.cancel());
@@ -150,7 +161,8 @@ pub(crate) fn load(py: Python<'_>, name: &str, files: Vec<(String, Vec<u8>)>) ->
 /// Unloads a model.
 pub(crate) fn unload(py: Python<'_>, name: &str, dependents: bool) -> PyResult<()> {
     let model = model()?;
-    py.detach(|| model.runtime.unload_model(name, dependents)).map_err(|error| model_exception(&error))
+    py.detach(|| model.runtime.unload_model(name, dependents))
+        .map_err(|error| model_exception(&error))
 }
 
 /// Whether a model can infer.

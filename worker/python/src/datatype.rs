@@ -2,7 +2,8 @@
 
 use pharos::tensor::DataType;
 
-/// Returns the datatype of a numpy kind and element size in bytes; `None` for types that the protocol lacks.
+/// Returns the datatype of a numpy kind and element size in bytes; `None` for types that the
+/// protocol lacks.
 pub(crate) fn of_numpy(kind: u8, size: usize) -> Option<DataType> {
     Some(match (kind, size) {
         (b'b', 1) => DataType::Bool,
@@ -43,7 +44,8 @@ pub(crate) fn to_numpy(datatype: DataType) -> Option<NumpyType> {
     Some(NumpyType { kind, size: datatype.size()? })
 }
 
-/// The datatypes of each DLPack type code (`DLDataTypeCode` of dlpack.h): signed, unsigned, float, bfloat, bool.
+/// The datatypes of each DLPack type code (`DLDataTypeCode` of dlpack.h): signed, unsigned, float,
+/// bfloat, bool.
 const DLPACK: [(u8, &[DataType]); 5] = [
     (0, &[DataType::Int8, DataType::Int16, DataType::Int32, DataType::Int64]),
     (1, &[DataType::Uint8, DataType::Uint16, DataType::Uint32, DataType::Uint64]),
@@ -55,7 +57,10 @@ const DLPACK: [(u8, &[DataType]); 5] = [
 /// Returns the datatype of a DLPack code and bit width.
 pub(crate) fn of_dlpack(code: u8, bits: u8) -> Option<DataType> {
     let (_, datatypes) = DLPACK.iter().find(|(known, _)| *known == code)?;
-    datatypes.iter().copied().find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits.is_multiple_of(8))
+    datatypes
+        .iter()
+        .copied()
+        .find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits.is_multiple_of(8))
 }
 
 /// Returns DLPack's code and bit width; `None` for BYTES.

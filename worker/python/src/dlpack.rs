@@ -1,10 +1,13 @@
-//! Exchange of tensors with other libraries through DLPack (dlpack.h, unversioned `DLManagedTensor`).
+//! Exchange of tensors with other libraries through DLPack (dlpack.h, unversioned
+//! `DLManagedTensor`).
 //!
 //! # Contract
-//! A capsule named `dltensor` holds a `DLManagedTensor` that has not been consumed. The consumer renames the capsule to
-//! `used_dltensor` and calls the deleter once; so does [`Foreign`]. The memory stays valid until then. A capsule created here
-//! owns its tensor until a consumer renames it; its deleter acquires the interpreter and releases the object that keeps the
-//! elements alive. Memory of foreign tensors is only copied, never interpreted in place, because another thread may write to it.
+//! A capsule named `dltensor` holds a `DLManagedTensor` that has not been consumed. The consumer
+//! renames the capsule to `used_dltensor` and calls the deleter once; so does [`Foreign`]. The
+//! memory stays valid until then. A capsule created here owns its tensor until a consumer renames
+//! it; its deleter acquires the interpreter and releases the object that keeps the elements alive.
+//! Memory of foreign tensors is only copied, never interpreted in place, because another thread may
+//! write to it.
 
 use std::ffi::{CStr, c_void};
 
@@ -71,11 +74,12 @@ impl Foreign {
     /// Consumes the tensor of a capsule.
     ///
     /// # Errors
-    /// The capsule is not a DLPack capsule or already consumed; or the tensor is on an unsupported device, not contiguous, or of
-    /// a type that the protocol lacks.
+    /// The capsule is not a DLPack capsule or already consumed; or the tensor is on an unsupported
+    /// device, not contiguous, or of a type that the protocol lacks.
     pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let managed = managed(capsule)?;
-        // SAFETY: `managed` is the capsule's tensor, valid until the deleter is called; the capsule has not been consumed.
+        // SAFETY: `managed` is the capsule's tensor, valid until the deleter is called; the capsule
+        // has not been consumed.
         let (datatype, shape) = unsafe { read(managed)? };
         // SAFETY: as above; the caller holds the capsule.
         unsafe {
@@ -113,26 +117,34 @@ impl Foreign {
 
     /// Returns the location of the elements.
     pub(crate) fn bytes(&self) -> AddressRange {
-        let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
+        let len = byte_size(self.datatype, &self.shape)
+            .and_then(|len| usize::try_from(len).ok())
+            .unwrap_or(0);
         // SAFETY: `self` owns the tensor.
         let managed = unsafe { &*self.managed };
-        let address = (managed.data as usize).wrapping_add(usize::try_from(managed.byte_offset).unwrap_or(0));
+        let address =
+            (managed.data as usize).wrapping_add(usize::try_from(managed.byte_offset).unwrap_or(0));
         AddressRange { address, len }
     }
 
-    /// Copies host elements to the start of `to`; releases the interpreter if there are many. Ignores elements on a device.
+    /// Copies host elements to the start of `to`; releases the interpreter if there are many.
+    /// Ignores elements on a device.
     pub(crate) fn copy(&self, py: Python<'_>, to: &mut [u8]) {
         let AddressRange { address, len } = self.bytes();
         let len = if self.device().0 == CPU { len.min(to.len()) } else { 0 };
-        // SAFETY: the elements stay readable while `self` owns the tensor; their number follows from type and shape.
-        let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(address as *const u8, to.as_mut_ptr(), len) };
+        // SAFETY: the elements stay readable while `self` owns the tensor; their number follows
+        // from type and shape.
+        let copy = |to: &mut [u8]| unsafe {
+            std::ptr::copy_nonoverlapping(address as *const u8, to.as_mut_ptr(), len)
+        };
         if len < LARGE { copy(to) } else { py.detach(|| copy(to)) }
     }
 }
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: `take` made `self` the only owner, so the deleter runs once; deleters of Python libraries need the interpreter.
+        // SAFETY: `take` made `self` the only owner, so the deleter runs once; deleters of Python
+        // libraries need the interpreter.
         Python::attach(|_| unsafe {
             if let Some(deleter) = (*self.managed).deleter {
                 deleter(self.managed);
@@ -147,7 +159,8 @@ fn managed(capsule: &Bound<'_, PyAny>) -> PyResult<*mut Managed> {
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
     if pointer.is_null() {
         let _ = PyErr::take(capsule.py());
-        let text = "not a DLPack capsule, or already consumed: the capsule's name must be 'dltensor'";
+        let text =
+            "not a DLPack capsule, or already consumed: the capsule's name must be 'dltensor'";
         return Err(TritonModelException::new_err(text));
     }
     Ok(pointer.cast())
@@ -167,7 +180,8 @@ pub(crate) fn describe(capsule: &Bound<'_, PyAny>) -> PyResult<(DataType, Vec<i6
 /// # Safety
 /// The tensor is valid.
 unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
-    // SAFETY: guaranteed by the caller; shape and strides have `ndim` elements, and strides may be null.
+    // SAFETY: guaranteed by the caller; shape and strides have `ndim` elements, and strides may be
+    // null.
     let (managed, shape, strides) = unsafe {
         let managed = &*managed;
         let dims = usize::try_from(managed.ndim).unwrap_or(0);
@@ -178,12 +192,16 @@ unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
         (managed, slice(managed.shape), slice(managed.strides))
     };
     if managed.lanes != 1 {
-        return Err(TritonModelException::new_err("DLPack tensors of vectors are not supported: lanes must be 1"));
+        return Err(TritonModelException::new_err(
+            "DLPack tensors of vectors are not supported: lanes must be 1",
+        ));
     }
     let datatype = datatype::of_dlpack(managed.code, managed.bits).ok_or_else(|| {
         let code = managed.code;
         let bits = managed.bits;
-        TritonModelException::new_err(format!("DType code \"{code}\" with {bits} bits is not supported."))
+        TritonModelException::new_err(format!(
+            "DType code \"{code}\" with {bits} bits is not supported."
+        ))
     })?;
     // Without elements, any strides are contiguous: libraries give different ones.
     let strides = if shape.contains(&0) { &[] } else { strides };
@@ -191,7 +209,8 @@ unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
     for (stride, dim) in strides.iter().zip(shape).rev() {
         if *dim > 1 && *stride != step {
             return Err(TritonModelException::new_err(
-                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported.",
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored \
+                 in C-Order are supported.",
             ));
         }
         step = step.saturating_mul(*dim);
@@ -220,11 +239,15 @@ pub(crate) struct DeviceElements<'a> {
 ///
 /// # Errors
 /// The datatype is BYTES, or memory allocation fails.
-pub(crate) fn capsule<'py>(holder: Bound<'py, PyAny>, elements: &DeviceElements<'_>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn capsule<'py>(
+    holder: Bound<'py, PyAny>,
+    elements: &DeviceElements<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
     let DeviceElements { address, device: (device_type, device_id), datatype, shape } = *elements;
     let py = holder.py();
-    let (code, bits) = datatype::to_dlpack(datatype)
-        .ok_or_else(|| TritonModelException::new_err("DLPack does not have support for string tensors."))?;
+    let (code, bits) = datatype::to_dlpack(datatype).ok_or_else(|| {
+        TritonModelException::new_err("DLPack does not have support for string tensors.")
+    })?;
     let mut strides = vec![0; shape.len()];
     let mut step = 1i64;
     for (stride, dim) in strides.iter_mut().zip(shape).rev() {
@@ -245,11 +268,13 @@ pub(crate) fn capsule<'py>(holder: Bound<'py, PyAny>, elements: &DeviceElements<
         context: std::ptr::null_mut(),
         deleter: Some(delete),
     };
-    let mut owned = Box::new(Owned { managed, shape: shape.to_vec(), strides, _holder: holder.unbind() });
+    let mut owned =
+        Box::new(Owned { managed, shape: shape.to_vec(), strides, _holder: holder.unbind() });
     owned.managed.shape = owned.shape.as_mut_ptr();
     owned.managed.strides = owned.strides.as_mut_ptr();
     let owned = Box::into_raw(owned);
-    // SAFETY: the box is fully initialized; `delete` frees it, called once by the consumer or the capsule's destructor.
+    // SAFETY: the box is fully initialized; `delete` frees it, called once by the consumer or the
+    // capsule's destructor.
     unsafe {
         (*owned).managed.context = owned.cast();
         let managed = &raw mut (*owned).managed;
@@ -267,7 +292,8 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 }
 
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is valid during its destructor. After consumption it has another name, and is left alone.
+    // SAFETY: the capsule is valid during its destructor. After consumption it has another name,
+    // and is left alone.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast::<Managed>();

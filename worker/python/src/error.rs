@@ -1,4 +1,5 @@
-//! Conversion of errors between Python and the server: Triton's exception classes, and the text of exceptions for clients.
+//! Conversion of errors between Python and the server: Triton's exception classes, and the text of
+//! exceptions for clients.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pyo3::create_exception;
@@ -8,7 +9,12 @@ use pyo3::types::{PyString, PyTraceback};
 
 use crate::arguments::Text;
 
-create_exception!(triton_python_backend_utils, TritonModelException, PyException, "A call to the server failed.");
+create_exception!(
+    triton_python_backend_utils,
+    TritonModelException,
+    PyException,
+    "A call to the server failed."
+);
 
 /// The error codes in the order of Triton's numbers.
 const CODES: [ErrorCode; 8] = [
@@ -33,7 +39,10 @@ impl TritonError {
     /// Converts an error of the server.
     pub(crate) fn from_server(error: &InferError) -> Self {
         let code = CODES.iter().position(|code| *code == error.code);
-        Self { message: error.message.clone(), code: code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1) }
+        Self {
+            message: error.message.clone(),
+            code: code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+        }
     }
 
     /// Converts to an error of the server.
@@ -68,8 +77,10 @@ impl TritonError {
     fn new(message: Text, code: u8) -> PyResult<Self> {
         if usize::from(code) >= CODES.len() {
             let most = CODES.len() - 1;
-            let text =
-                format!("invalid TritonError code {code}: allowed are 0 to {most}, such as TritonError.INTERNAL");
+            let text = format!(
+                "invalid TritonError code {code}: allowed are 0 to {most}, such as \
+                 TritonError.INTERNAL"
+            );
             return Err(pyo3::exceptions::PyValueError::new_err(text));
         }
         Ok(Self { message: message.0, code })
@@ -99,14 +110,20 @@ pub(crate) fn model_exception(error: &InferError) -> PyErr {
     TritonModelException::new_err(error.message.clone())
 }
 
-/// Formats an exception for clients: its type and message, then the locations in the model's code, innermost first. Triton's Python
-/// backend has the same format.
+/// Formats an exception for clients: its type and message, then the locations in the model's code,
+/// innermost first. Triton's Python backend has the same format.
 pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
-    let kind = error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
-    let value =
-        error.value(py).str().map_or_else(|_| "<no message>".to_owned(), |text| text.to_string_lossy().into_owned());
+    let kind =
+        error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
+    let value = error
+        .value(py)
+        .str()
+        .map_or_else(|_| "<no message>".to_owned(), |text| text.to_string_lossy().into_owned());
     let mut text = format!("{kind}: {value}");
-    let places = error.traceback(py).map(|traceback| places(&traceback).unwrap_or_default()).unwrap_or_default();
+    let places = error
+        .traceback(py)
+        .map(|traceback| places(&traceback).unwrap_or_default())
+        .unwrap_or_default();
     if !places.is_empty() {
         text.push_str("\n\nAt:\n");
         places.iter().rev().for_each(|place| text.push_str(place));
@@ -122,7 +139,8 @@ fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     let mut next = traceback.clone().into_any();
     while !next.is_none() {
         let code = next.getattr("tb_frame")?.getattr("f_code")?;
-        let file = code.getattr("co_filename")?.cast_into::<PyString>()?.to_string_lossy().into_owned();
+        let file =
+            code.getattr("co_filename")?.cast_into::<PyString>()?.to_string_lossy().into_owned();
         // Skip this package and the import system.
         if !(file.starts_with("<frozen ") || !own.is_empty() && file.starts_with(&own)) {
             let line = next.getattr("tb_lineno")?;
@@ -148,9 +166,10 @@ pub(crate) fn log(py: Python<'_>, error: &PyErr) {
 }
 
 fn print_with_traceback(py: Python<'_>, error: &PyErr) -> PyResult<()> {
-    let lines = py
-        .import("traceback")?
-        .call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))?;
+    let lines = py.import("traceback")?.call_method1(
+        "format_exception",
+        (error.get_type(py), error.value(py), error.traceback(py)),
+    )?;
     let text = PyString::new(py, "").call_method1("join", (lines,))?;
     py.import("pharos_worker.logger")?.call_method1("whole", (text,))?;
     Ok(())

@@ -1,8 +1,10 @@
-//! The native part of the Python package `pharos-worker`: the worker's runtime with a backend for models with Triton's Python
-//! interface, and the classes of `triton_python_backend_utils` used in each request.
+//! The native part of the Python package `pharos-worker`: the worker's runtime with a backend for
+//! models with Triton's Python interface, and the classes of `triton_python_backend_utils` used in
+//! each request.
 //!
-//! The request path is implemented here. Features used once (configurations, metric families, loading of `model.py`) are
-//! implemented in Python. Releases the interpreter while waiting for the server and during large copies.
+//! The request path is implemented here. Features used once (configurations, metric families,
+//! loading of `model.py`) are implemented in Python. Releases the interpreter while waiting for the
+//! server and during large copies.
 
 mod answer;
 mod arguments;

@@ -1,4 +1,5 @@
-//! Metrics recorded by models: the handles behind `pb_utils.MetricFamily` and `pharos_worker.metrics`.
+//! Metrics recorded by models: the handles behind `pb_utils.MetricFamily` and
+//! `pharos_worker.metrics`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,7 +41,9 @@ fn is_forked() -> bool {
 /// The process is a fork, or runs no model.
 fn metrics() -> PyResult<&'static backend::Metrics> {
     if is_forked() {
-        return Err(TritonModelException::new_err("a process forked by the model cannot record metrics"));
+        return Err(TritonModelException::new_err(
+            "a process forked by the model cannot record metrics",
+        ));
     }
     Ok(model()?.runtime.metrics())
 }
@@ -58,7 +61,8 @@ fn refused(error: &backend::MetricError) -> PyErr {
     TritonModelException::new_err(error.to_string())
 }
 
-/// Returns a metric with these dimensions that is defined in `metrics.yaml` or created by auto-detection.
+/// Returns a metric with these dimensions that is defined in `metrics.yaml` or created by
+/// auto-detection.
 #[pyfunction]
 fn add_metric(name: &str, unit: &str, dimensions: Vec<String>, kind: &str) -> PyResult<Recorder> {
     let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
@@ -86,8 +90,8 @@ impl Family {
         Self { deleted: Arc::default() }
     }
 
-    /// Creates a series of a metric that the model itself declares, with buckets for a histogram. `described` is the metric's
-    /// name, description and kind.
+    /// Creates a series of a metric that the model itself declares, with buckets for a histogram.
+    /// `described` is the metric's name, description and kind.
     fn series(
         &self,
         described: (String, String, String),
@@ -115,17 +119,32 @@ impl Drop for Family {
 #[derive(FromPyObject)]
 struct UndeclaredMetric(String, String, String);
 
-/// Records a sample of a TorchServe handler's metric. `request_ids` are joined by commas; empty for none.
+/// Records a sample of a TorchServe handler's metric. `request_ids` are joined by commas; empty for
+/// none.
 #[pyfunction]
-fn record(metric: UndeclaredMetric, dimensions: Vec<(String, String)>, value: f64, request_ids: &str) -> PyResult<()> {
+fn record(
+    metric: UndeclaredMetric,
+    dimensions: Vec<(String, String)>,
+    value: f64,
+    request_ids: &str,
+) -> PyResult<()> {
     if is_forked() {
         return Ok(());
     }
     let UndeclaredMetric(name, unit, kind) = metric;
     let dimensions: Vec<(&str, &str)> =
         dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    let sample = backend::UndeclaredSample { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };
-    let requests = if request_ids.is_empty() { backend::Requests::None } else { backend::Requests::Ids(request_ids) };
+    let sample = backend::UndeclaredSample {
+        name: &name,
+        unit: &unit,
+        kind: kind_of(&kind)?,
+        dimensions: &dimensions,
+    };
+    let requests = if request_ids.is_empty() {
+        backend::Requests::None
+    } else {
+        backend::Requests::Ids(request_ids)
+    };
     metrics()?.record_undeclared(&sample, value, requests);
     Ok(())
 }
@@ -182,8 +201,8 @@ impl Recorder {
 pub(crate) struct Series {
     series: backend::Series,
     kind: Kind,
-    /// The value that this process has recorded, as the bits of a double: the sum of a counter or the value of a gauge. Shared by
-    /// all handles of the series.
+    /// The value that this process has recorded, as the bits of a double: the sum of a counter or
+    /// the value of a gauge. Shared by all handles of the series.
     value: Arc<AtomicU64>,
     family_deleted: Arc<AtomicBool>,
 }
@@ -200,8 +219,9 @@ impl Series {
             return Ok(());
         }
         Err(TritonModelException::new_err(format!(
-            "Failed to {verb} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The \
-             'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+            "Failed to {verb} metric value: Invalid metric operation as the corresponding \
+             'MetricFamily' has been deleted. The 'MetricFamily' object should be deleted AFTER \
+             its corresponding 'Metric' objects have been deleted."
         )))
     }
 
@@ -225,9 +245,10 @@ impl Series {
     fn increment(&self, value: f64) -> PyResult<()> {
         self.check("increment")?;
         match self.kind {
-            Kind::Counter if value < 0.0 => {
-                Err(self.wrong("increment", &format!("cannot be incremented by the negative value {value}")))
-            }
+            Kind::Counter if value < 0.0 => Err(self.wrong(
+                "increment",
+                &format!("cannot be incremented by the negative value {value}"),
+            )),
             Kind::Counter => {
                 self.add(value);
                 self.record(value);

@@ -1,4 +1,5 @@
-//! The state that all requests of a model share: its configuration, the positions of its outputs, the runtime.
+//! The state that all requests of a model share: its configuration, the positions of its outputs,
+//! the runtime.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +12,8 @@ use pyo3::PyResult;
 
 use crate::error::TritonModelException;
 
-/// The model of this process, which runs only one. Static because users create Python objects without passing a handle.
+/// The model of this process, which runs only one. Static because users create Python objects
+/// without passing a handle.
 static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
 
 /// Returns the model of this process.
@@ -44,14 +46,20 @@ pub(crate) struct Model {
     outputs: HashMap<String, usize>,
     /// Whether requests to other models are allowed: between `initialize` and `finalize`.
     open: AtomicBool,
-    /// The values of the model's own metrics, by name and labels. Locked while a handle is created.
+    /// The values of the model's own metrics, by name and labels. Locked while a handle is
+    /// created.
     values: Mutex<Values>,
 }
 
 impl Model {
     pub(crate) fn new(context: &Context<'_>) -> Self {
         let config = context.config.clone();
-        let outputs = config.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
+        let outputs = config
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(at, output)| (output.name.clone(), at))
+            .collect();
         let instance = context.instance.to_owned();
         let version = i64::try_from(context.version).unwrap_or(i64::MAX);
         Self {
@@ -88,6 +96,9 @@ impl Model {
 
     /// Formats the message for clients of a failed batch.
     pub(crate) fn failed(&self, message: &str) -> String {
-        format!("Failed to process the request(s) for model '{}', message: {message}", self.instance)
+        format!(
+            "Failed to process the request(s) for model '{}', message: {message}",
+            self.instance
+        )
     }
 }

@@ -20,7 +20,8 @@ pub(crate) fn allocate(runtime: &Runtime, len: usize) -> PyResult<Memory> {
     runtime.memory(len).map_err(|error| model_exception(&error))
 }
 
-/// Returns the bytes of an array: by reference if they belong to an input of this model, else copied.
+/// Returns the bytes of an array: by reference if they belong to an input of this model, else
+/// copied.
 pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     let view = array::view(array)?;
     if !view.plain {
@@ -35,7 +36,11 @@ pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Co
 }
 
 /// Copies the bytes of a tensor of another library.
-pub(crate) fn copy_foreign(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyResult<Content> {
+pub(crate) fn copy_foreign(
+    py: Python<'_>,
+    foreign: &Foreign,
+    runtime: &Runtime,
+) -> PyResult<Content> {
     let place = foreign.bytes();
     if foreign.device().0 != CPU {
         return downloaded(py, foreign.on_cuda(), place.len(), runtime);
@@ -46,15 +51,20 @@ pub(crate) fn copy_foreign(py: Python<'_>, foreign: &Foreign, runtime: &Runtime)
 }
 
 /// Copies bytes from a device address, after the work in the device's default stream.
-pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime: &Runtime) -> PyResult<Content> {
+pub(crate) fn downloaded(
+    py: Python<'_>,
+    place: (u32, u64),
+    len: usize,
+    runtime: &Runtime,
+) -> PyResult<Content> {
     let mut memory = allocate(runtime, len)?;
     py.detach(|| runtime.read_device(DeviceMemory::new(place.0, place.1, len), &mut memory))
         .map_err(|error| model_exception(&error))?;
     Ok(Content::Memory(memory))
 }
 
-/// Returns the elements of an object on a CUDA device through DLPack, ordered after the library's work in the device's default
-/// stream; `None` if the library does not support this.
+/// Returns the elements of an object on a CUDA device through DLPack, ordered after the library's
+/// work in the device's default stream; `None` if the library does not support this.
 pub(crate) fn behind_the_default_stream(object: &Bound<'_, PyAny>) -> Option<Foreign> {
     let named = PyDict::new(object.py());
     // The value for the default stream in Python's array API.
@@ -63,17 +73,19 @@ pub(crate) fn behind_the_default_stream(object: &Bound<'_, PyAny>) -> Option<For
     Foreign::take(&capsule).ok().filter(|foreign| foreign.device().0 == CUDA)
 }
 
-/// Copies the elements of an object with the library's own copy function, in the order of the library's work on the device.
-/// PyTorch and CuPy write directly into the output's memory, which may be pinned; other libraries create an intermediate array.
+/// Copies the elements of an object with the library's own copy function, in the order of the
+/// library's work on the device. PyTorch and CuPy write directly into the output's memory, which
+/// may be pinned; other libraries create an intermediate array.
 pub(crate) fn fetched(
     object: &Bound<'_, PyAny>,
     datatype: DataType,
     shape: &[i64],
     runtime: &Runtime,
 ) -> PyResult<Content> {
-    let len = byte_size(datatype, shape)
-        .and_then(|len| usize::try_from(len).ok())
-        .ok_or_else(|| TritonModelException::new_err("the shape of a tensor on a device has no valid size"))?;
+    let len =
+        byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok()).ok_or_else(|| {
+            TritonModelException::new_err("the shape of a tensor on a device has no valid size")
+        })?;
     let element = datatype::to_numpy(datatype).unwrap_or(BITS);
     let fill: Option<Fill<'_>> = match torch(object) {
         Some(torch) => Some(Box::new(move |view| by_torch(&torch, object, datatype, &view))),
@@ -119,7 +131,9 @@ fn by_torch<'py>(
     if datatype == DataType::Bf16 {
         from = from.call_method1(intern!(py, "view"), (torch.getattr(intern!(py, "int16"))?,))?;
     }
-    torch.call_method1(intern!(py, "from_numpy"), (view,))?.call_method1(intern!(py, "copy_"), (from,))?;
+    torch
+        .call_method1(intern!(py, "from_numpy"), (view,))?
+        .call_method1(intern!(py, "copy_"), (from,))?;
     Ok(())
 }
 
@@ -137,7 +151,8 @@ fn by_host(object: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     if !object.hasattr("cpu")? {
         return copied(&object.call_method0("get")?, runtime);
     }
-    let host = object.call_method0("detach").unwrap_or_else(|_| object.clone()).call_method0("cpu")?;
+    let host =
+        object.call_method0("detach").unwrap_or_else(|_| object.clone()).call_method0("cpu")?;
     match host.call_method0("numpy").and_then(|array| Ok((array::is_array(&array)?, array))) {
         Ok((true, array)) => copied(&array, runtime),
         // The elements have a type that numpy lacks.
@@ -145,7 +160,8 @@ fn by_host(object: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
             copy_foreign(object.py(), &Foreign::take(&host.call_method0("__dlpack__")?)?, runtime)
         }
         _ => Err(PyTypeError::new_err(format!(
-            "cannot copy a '{}' from its device: the result of its cpu() has neither numpy() nor __dlpack__()",
+            "cannot copy a '{}' from its device: the result of its cpu() has neither numpy() nor \
+             __dlpack__()",
             object.get_type().name()?
         ))),
     }

@@ -17,8 +17,9 @@ pub(crate) fn to_json(parameters: &Parameters) -> String {
         Parameter::String(value) => Value::from(value.as_str()),
     };
     // Built manually, because serde_json's map would sort the names.
-    let entries =
-        parameters.iter().map(|(name, parameter)| format!("{}:{}", Value::from(name.as_str()), value(parameter)));
+    let entries = parameters
+        .iter()
+        .map(|(name, parameter)| format!("{}:{}", Value::from(name.as_str()), value(parameter)));
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
@@ -32,19 +33,28 @@ pub(crate) enum Fractions {
 /// Reads the parameters from a Python dictionary; `None` gives no parameters.
 ///
 /// # Errors
-/// The argument is not a dictionary, a name is not a string, or a value is not a bool, an allowed number or a string.
-pub(crate) fn from_python(given: Option<&Bound<'_, PyAny>>, fractions: Fractions) -> PyResult<Parameters> {
+/// The argument is not a dictionary, a name is not a string, or a value is not a bool, an allowed
+/// number or a string.
+pub(crate) fn from_python(
+    given: Option<&Bound<'_, PyAny>>,
+    fractions: Fractions,
+) -> PyResult<Parameters> {
     let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Vec::new()) };
-    let given = given
-        .cast::<PyDict>()
-        .map_err(|_| TritonModelException::new_err(format!("parameters must be a dict, not {}", given.get_type())))?;
+    let given = given.cast::<PyDict>().map_err(|_| {
+        TritonModelException::new_err(format!(
+            "parameters must be a dict, not {}",
+            given.get_type()
+        ))
+    })?;
     given.iter().map(|(name, value)| Ok((name_of(&name)?, value_of(&value, fractions)?))).collect()
 }
 
 fn name_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
     let text = name.cast::<PyString>().map_err(|_| {
         let kind = name.get_type();
-        TritonModelException::new_err(format!("Expect parameters keys to have type str, found type {kind}"))
+        TritonModelException::new_err(format!(
+            "Expect parameters keys to have type str, found type {kind}"
+        ))
     })?;
     text.extract()
 }
@@ -54,7 +64,10 @@ fn value_of(value: &Bound<'_, PyAny>, fractions: Fractions) -> PyResult<Paramete
         return value.extract().map(Parameter::Bool);
     }
     if value.is_instance_of::<PyInt>() {
-        return value.extract().map(Parameter::Int).or_else(|_| value.extract().map(Parameter::Uint));
+        return value
+            .extract()
+            .map(Parameter::Int)
+            .or_else(|_| value.extract().map(Parameter::Uint));
     }
     if fractions == Fractions::Allowed && value.is_instance_of::<PyFloat>() {
         return value.extract().map(Parameter::Double);
@@ -64,7 +77,9 @@ fn value_of(value: &Bound<'_, PyAny>, fractions: Fractions) -> PyResult<Paramete
     }
     let kinds = if fractions == Fractions::Allowed { "bool/int/float/str" } else { "bool/int/str" };
     let kind = value.get_type();
-    Err(TritonModelException::new_err(format!("Expect parameters values to have type {kinds}, found type {kind}")))
+    Err(TritonModelException::new_err(format!(
+        "Expect parameters values to have type {kinds}, found type {kind}"
+    )))
 }
 
 /// Reads the files of `load_model`, which become parameters of the repository extension.
@@ -76,7 +91,8 @@ pub(crate) fn files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, V
     let wrong = || {
         let kind = given.get_type();
         TritonModelException::new_err(format!(
-            "failed to load model: files should be a dictionary of file paths and file contents (str or bytes), not {kind}"
+            "failed to load model: files should be a dictionary of file paths and file contents \
+             (str or bytes), not {kind}"
         ))
     };
     let given = given.cast::<PyDict>().map_err(|_| wrong())?;

@@ -9,8 +9,8 @@ use crate::output;
 use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
-/// Builds a reply with the requested outputs. Ignores other outputs and tensors that are not in the configuration. Copies
-/// elements on a device to device memory where the client has requested that.
+/// Builds a reply with the requested outputs. Ignores other outputs and tensors that are not in the
+/// configuration. Copies elements on a device to device memory where the client has requested that.
 ///
 /// # Errors
 /// Memory allocation failed, or elements cannot be read.
@@ -38,17 +38,24 @@ pub(crate) fn of(
     }
     let mut outputs = Vec::with_capacity(chosen.len());
     for (output, tensor) in chosen {
-        let placed = tensor.placed(py, &model.runtime, |len| responder.place_on_device(output, len))?;
+        let placed =
+            tensor.placed(py, &model.runtime, |len| responder.place_on_device(output, len))?;
         let content = match placed {
             Some(placed) => placed,
             None => tensor.content(py, &model.runtime)?,
         };
-        outputs.push(ReplyOutput { output, datatype: tensor.datatype(), shape: tensor.shape().to_vec(), content });
+        outputs.push(ReplyOutput {
+            output,
+            datatype: tensor.datatype(),
+            shape: tensor.shape().to_vec(),
+            content,
+        });
     }
     Ok(Reply { outputs, parameters, error: None })
 }
 
-/// Copies the outputs that are views of inputs: the model may write to these after it has sent the response.
+/// Copies the outputs that are views of inputs: the model may write to these after it has sent the
+/// response.
 ///
 /// # Errors
 /// Memory allocation failed.
@@ -64,16 +71,24 @@ pub(crate) fn copy_inputs(py: Python<'_>, reply: &mut Reply, runtime: &Runtime) 
 }
 
 /// Checks an output as the server does, which would take the worker for broken otherwise.
-fn check(model: &Model, output: usize, tensor: &Tensor, before: &[(usize, &Tensor)]) -> PyResult<()> {
+fn check(
+    model: &Model,
+    output: usize,
+    tensor: &Tensor,
+    before: &[(usize, &Tensor)],
+) -> PyResult<()> {
     let name = tensor.name();
-    let expected = model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
+    let expected =
+        model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
     if model.config.strict_output_types && tensor.datatype() != expected {
         let given = tensor.datatype();
         let text = format!("output '{name}' is {given}, but its configured datatype is {expected}");
         return Err(TritonModelException::new_err(text));
     }
     if before.iter().any(|(before, _)| *before == output) {
-        return Err(TritonModelException::new_err(format!("the response has the output '{name}' twice")));
+        return Err(TritonModelException::new_err(format!(
+            "the response has the output '{name}' twice"
+        )));
     }
     Ok(())
 }

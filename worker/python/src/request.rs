@@ -45,14 +45,16 @@ impl InferenceTrace {
         Self::default()
     }
 
-    /// The context of the trace for other tracers: a JSON object with `traceparent`, and `tracestate` if the client sent one
-    /// (W3C Trace Context). `None` unless the server's trace mode is `opentelemetry` and the request is sampled.
+    /// The context of the trace for other tracers: a JSON object with `traceparent`, and
+    /// `tracestate` if the client sent one (W3C Trace Context). `None` unless the server's trace
+    /// mode is `opentelemetry` and the request is sampled.
     fn get_context(&self) -> Option<&str> {
         self.context.as_deref()
     }
 }
 
-/// The preferred memory of the outputs of a request to another model. Ignored: this server returns them in host memory.
+/// The preferred memory of the outputs of a request to another model. Ignored: this server returns
+/// them in host memory.
 #[pyclass(frozen, module = "triton_python_backend_utils", from_py_object)]
 #[derive(Clone)]
 pub(crate) struct PreferredMemory {
@@ -80,7 +82,8 @@ pub(crate) struct InferenceRequest {
     release: AtomicU32,
     preferred_memory: Option<PreferredMemory>,
     trace: InferenceTrace,
-    /// For a request of the batch: its response channel. `None` after the batch, unless the model has requested a sender.
+    /// For a request of the batch: its response channel. `None` after the batch, unless the model
+    /// has requested a sender.
     answer: Mutex<Option<Arc<Answer>>>,
 }
 
@@ -96,17 +99,32 @@ pub(crate) struct RequestFields {
     pub(crate) outputs: Vec<String>,
     /// The W3C trace context, for other tracers.
     pub(crate) trace_context: Option<Arc<str>>,
-    /// The number of its sequence, if the model has sequences. A request that is rescheduled keeps it.
+    /// The number of its sequence, if the model has sequences. A request that is rescheduled keeps
+    /// it.
     pub(crate) sequence: Option<u64>,
 }
 
 impl InferenceRequest {
     /// Creates a request of the batch.
-    pub(crate) fn received(fields: RequestFields, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
-        let trace = InferenceTrace { place: Some(answer.place()), context: fields.trace_context.clone() };
+    pub(crate) fn received(
+        fields: RequestFields,
+        flags: u32,
+        inputs: Vec<Py<Tensor>>,
+        answer: Arc<Answer>,
+    ) -> Self {
+        let trace =
+            InferenceTrace { place: Some(answer.place()), context: fields.trace_context.clone() };
         let flags = AtomicU32::new(flags);
         let release = AtomicU32::new(RELEASE_ALL);
-        Self { fields, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
+        Self {
+            fields,
+            inputs,
+            flags,
+            release,
+            preferred_memory: None,
+            trace,
+            answer: Mutex::new(Some(answer)),
+        }
     }
 
     /// Whether the model has rescheduled the request.
@@ -166,7 +184,10 @@ impl InferenceRequest {
         let inputs = inputs.0.ok_or_else(|| missing("inputs"))?;
         let outputs = requested_output_names.0.ok_or_else(|| missing("requested_output_names"))?;
         let model_name = model_name.0.ok_or_else(|| missing("model_name"))?.0;
-        let of = format!("for request with id '{}' and model name '{model_name}' should not be empty.", request_id.0);
+        let of = format!(
+            "for request with id '{}' and model name '{model_name}' should not be empty.",
+            request_id.0
+        );
         let inputs = inputs_of(&inputs, &of)?;
         let outputs: Vec<String> = outputs.into_iter().map(|name| name.0).collect();
         if outputs.iter().any(String::is_empty) {
@@ -263,10 +284,13 @@ impl InferenceRequest {
     /// Returns a sender that responds to the request on any thread, at any time.
     fn get_response_sender(&self) -> PyResult<InferenceResponseSender> {
         let text = "only a request passed to execute() has a response sender";
-        self.answer().map(InferenceResponseSender::new).ok_or_else(|| TritonModelException::new_err(text))
+        self.answer()
+            .map(InferenceResponseSender::new)
+            .ok_or_else(|| TritonModelException::new_err(text))
     }
 
-    /// Sets the release flags: with `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE` the request is executed again.
+    /// Sets the release flags: with `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE` the request is
+    /// executed again.
     fn set_release_flags(&self, flags: u32) -> PyResult<()> {
         if flags != RELEASE_ALL && flags != RELEASE_RESCHEDULE {
             let text = format!(
@@ -279,7 +303,8 @@ impl InferenceRequest {
         Ok(())
     }
 
-    /// Executes the request and waits for the response. With `decoupled`, returns an iterator over the responses.
+    /// Executes the request and waits for the response. With `decoupled`, returns an iterator over
+    /// the responses.
     #[pyo3(signature = (decoupled = false))]
     fn exec(&self, py: Python<'_>, decoupled: bool) -> PyResult<Py<PyAny>> {
         call::exec(py, decoupled, |runtime| call_of(py, runtime, self, decoupled))
@@ -289,7 +314,8 @@ impl InferenceRequest {
     #[pyo3(signature = (decoupled = false))]
     fn async_exec<'py>(slf: &Bound<'py, Self>, decoupled: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        let event_loop = py.import(intern!(py, "asyncio"))?.call_method0(intern!(py, "get_running_loop"))?;
+        let event_loop =
+            py.import(intern!(py, "asyncio"))?.call_method0(intern!(py, "get_running_loop"))?;
         let exec = slf.getattr(intern!(py, "exec"))?;
         event_loop.call_method1(intern!(py, "run_in_executor"), (py.None(), exec, decoupled))
     }
@@ -304,7 +330,10 @@ fn inputs_of(given: &Bound<'_, PyAny>, of: &str) -> PyResult<Vec<Py<Tensor>>> {
         if item.is_none() {
             return Err(TritonModelException::new_err(format!("Input tensor {of}")));
         }
-        let wrong = PyTypeError::new_err(format!("inputs must be a list of Tensor, not of {}", item.get_type()));
+        let wrong = PyTypeError::new_err(format!(
+            "inputs must be a list of Tensor, not of {}",
+            item.get_type()
+        ));
         item.cast_into::<Tensor>().map(Bound::unbind).map_err(|_| wrong)
     };
     given.try_iter()?.map(|item| tensor(item?)).collect()
@@ -323,7 +352,12 @@ fn correlation_of(given: Option<&Bound<'_, PyAny>>) -> PyResult<CorrelationId> {
 }
 
 /// The request as a call of another model.
-fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoupled: bool) -> PyResult<Call> {
+fn call_of(
+    py: Python<'_>,
+    runtime: &Runtime,
+    request: &InferenceRequest,
+    decoupled: bool,
+) -> PyResult<Call> {
     if request.fields.model_name.is_empty() {
         return Err(PyTypeError::new_err("InferenceRequest() needs model_name to be executed"));
     }
@@ -344,7 +378,11 @@ fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoup
         .collect::<PyResult<_>>()?;
     let request = CallRequest {
         model: fields.model_name.clone(),
-        version: if fields.model_version < 0 { String::new() } else { fields.model_version.to_string() },
+        version: if fields.model_version < 0 {
+            String::new()
+        } else {
+            fields.model_version.to_string()
+        },
         id: fields.id.clone(),
         correlation: fields.correlation.clone(),
         start: flags & SEQUENCE_START != 0,

@@ -31,13 +31,19 @@ impl InferenceResponse {
         let tensors = output_tensors.0.as_ref().map(tensors).transpose()?.unwrap_or_default();
         let error = error
             .map(|error| {
-                error
-                    .cast::<TritonError>()
-                    .map(|error| error.clone().unbind())
-                    .map_err(|_| PyTypeError::new_err(format!("error must be a TritonError, not {}", error.get_type())))
+                error.cast::<TritonError>().map(|error| error.clone().unbind()).map_err(|_| {
+                    PyTypeError::new_err(format!(
+                        "error must be a TritonError, not {}",
+                        error.get_type()
+                    ))
+                })
             })
             .transpose()?;
-        Ok(Self { tensors, error, parameters: parameters::from_python(parameters, Fractions::Refused)? })
+        Ok(Self {
+            tensors,
+            error,
+            parameters: parameters::from_python(parameters, Fractions::Refused)?,
+        })
     }
 
     /// The outputs.
@@ -66,10 +72,16 @@ impl InferenceResponse {
 fn tensors(given: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Tensor>>> {
     let tensor = |item: &Bound<'_, PyAny>| {
         if item.is_none() {
-            return Err(TritonModelException::new_err("Output tensor for inference response should not be empty."));
+            return Err(TritonModelException::new_err(
+                "Output tensor for inference response should not be empty.",
+            ));
         }
-        let wrong =
-            |_| PyTypeError::new_err(format!("output_tensors must be a list of Tensor, not of {}", item.get_type()));
+        let wrong = |_| {
+            PyTypeError::new_err(format!(
+                "output_tensors must be a list of Tensor, not of {}",
+                item.get_type()
+            ))
+        };
         item.cast::<Tensor>().map(|tensor| tensor.clone().unbind()).map_err(wrong)
     };
     match given.cast::<PyList>() {

@@ -12,11 +12,17 @@ use crate::array;
 ///
 /// # Errors
 /// The data is truncated, or the number of elements does not match the shape.
-pub(crate) fn to_array<'py>(py: Python<'py>, data: &[u8], shape: &[i64]) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn to_array<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
     let list = PyList::empty(py);
     for element in bytes_elements(data) {
         let element = element.map_err(|at| {
-            PyValueError::new_err(format!("the serialized BYTES tensor is truncated in the element at byte {at}"))
+            PyValueError::new_err(format!(
+                "the serialized BYTES tensor is truncated in the element at byte {at}"
+            ))
         })?;
         list.append(PyBytes::new(py, element))?;
     }
@@ -33,14 +39,17 @@ pub(crate) struct Elements<'py> {
 }
 
 impl<'py> Elements<'py> {
-    /// Collects the elements of an array: `bytes` unchanged, everything else as the UTF-8 of its `str()`.
+    /// Collects the elements of an array: `bytes` unchanged, everything else as the UTF-8 of its
+    /// `str()`.
     ///
     /// # Errors
     /// An element is longer than 4 GiB, or its `str()` fails.
     pub(crate) fn of(array: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = array.py();
-        let flat =
-            array.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?.cast_into::<PyList>()?;
+        let flat = array
+            .call_method0(intern!(py, "ravel"))?
+            .call_method0(intern!(py, "tolist"))?
+            .cast_into::<PyList>()?;
         let mut elements = Vec::with_capacity(flat.len());
         let mut len = 0usize;
         for object in flat.iter() {
@@ -49,7 +58,8 @@ impl<'py> Elements<'py> {
                 Err(error) => text(&error.into_inner())?,
             };
             let size = element.as_bytes().len();
-            u32::try_from(size).map_err(|_| PyValueError::new_err("an element of a BYTES tensor exceeds 4 GiB"))?;
+            u32::try_from(size)
+                .map_err(|_| PyValueError::new_err("an element of a BYTES tensor exceeds 4 GiB"))?;
             len += 4 + size;
             elements.push(element);
         }
@@ -66,7 +76,9 @@ impl<'py> Elements<'py> {
         for element in &self.elements {
             let bytes = element.as_bytes();
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
-            let Some((prefix, rest)) = std::mem::take(&mut to).split_at_mut_checked(4) else { return };
+            let Some((prefix, rest)) = std::mem::take(&mut to).split_at_mut_checked(4) else {
+                return;
+            };
             prefix.copy_from_slice(&length);
             let Some((place, rest)) = rest.split_at_mut_checked(bytes.len()) else { return };
             place.copy_from_slice(bytes);

@@ -1,4 +1,5 @@
-//! `pb_utils.Tensor`: a name, a datatype, a shape, and elements, which are only copied when they are needed elsewhere.
+//! `pb_utils.Tensor`: a name, a datatype, a shape, and elements, which are only copied when they
+//! are needed elsewhere.
 
 use pharos::tensor::{DataType, byte_size};
 use pharos_backend::{Content, DeviceMemory, Received, ReceivedOnDevice, Runtime};
@@ -43,12 +44,22 @@ enum Stored {
 
 impl Tensor {
     /// Creates a tensor over shared memory.
-    pub(crate) fn received(name: String, datatype: DataType, shape: Vec<i64>, bytes: Received) -> Self {
+    pub(crate) fn received(
+        name: String,
+        datatype: DataType,
+        shape: Vec<i64>,
+        bytes: Received,
+    ) -> Self {
         Self { name, datatype, shape, stored: Stored::Received(bytes), array: PyOnceLock::new() }
     }
 
     /// Creates a tensor over a client's memory on a device.
-    pub(crate) fn on_device(name: String, datatype: DataType, shape: Vec<i64>, kept: ReceivedOnDevice) -> Self {
+    pub(crate) fn on_device(
+        name: String,
+        datatype: DataType,
+        shape: Vec<i64>,
+        kept: ReceivedOnDevice,
+    ) -> Self {
         Self { name, datatype, shape, stored: Stored::OnDevice(kept), array: PyOnceLock::new() }
     }
 
@@ -75,7 +86,9 @@ impl Tensor {
     fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         if !array::is_array(given)? {
             let kind = given.get_type();
-            return Err(PyTypeError::new_err(format!("Tensor('{name}', ...) takes a numpy.ndarray, not {kind}")));
+            return Err(PyTypeError::new_err(format!(
+                "Tensor('{name}', ...) takes a numpy.ndarray, not {kind}"
+            )));
         }
         if name.is_empty() {
             return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
@@ -86,7 +99,13 @@ impl Tensor {
             .ok_or_else(|| TritonModelException::new_err("NumPy dtype is not supported."))?;
         let plain = view.plain || datatype == DataType::Bytes;
         let own = if plain { given } else { array::to_plain(&given)? };
-        Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
+        Ok(Self {
+            name,
+            datatype,
+            shape: view.shape,
+            stored: Stored::Array(own.unbind()),
+            array: PyOnceLock::new(),
+        })
     }
 
     /// Returns DLPack's device: its type and its id.
@@ -99,7 +118,8 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements in shared memory: by reference if they are already there, else copied once.
+    /// Returns the elements in shared memory: by reference if they are already there, else copied
+    /// once.
     ///
     /// # Errors
     /// Memory allocation failed, or the elements cannot be read.
@@ -118,12 +138,14 @@ impl Tensor {
             }
             Stored::Array(array) => output::copied(array.bind(py), runtime),
             Stored::Foreign(foreign) => output::copy_foreign(py, foreign, runtime),
-            Stored::Device { object, .. } => output::fetched(object.bind(py), self.datatype, &self.shape, runtime),
+            Stored::Device { object, .. } => {
+                output::fetched(object.bind(py), self.datatype, &self.shape, runtime)
+            }
         }
     }
 
-    /// Copies elements on a CUDA device to the device memory that `place` returns for their size. `None` if they are not on a
-    /// CUDA device, or `place` returns `None`.
+    /// Copies elements on a CUDA device to the device memory that `place` returns for their size.
+    /// `None` if they are not on a CUDA device, or `place` returns `None`.
     ///
     /// # Errors
     /// The copy failed.
@@ -141,14 +163,19 @@ impl Tensor {
         let from = match &self.stored {
             Stored::OnDevice(kept) => kept.memory(),
             Stored::Foreign(foreign) => at(foreign.on_cuda()),
-            Stored::Device { object, .. } => match output::behind_the_default_stream(object.bind(py)) {
-                // Check again: the model may have changed the object since.
-                Some(foreign) if (foreign.datatype(), foreign.shape()) == (self.datatype, &self.shape) => {
-                    lent = foreign;
-                    at(lent.on_cuda())
+            Stored::Device { object, .. } => {
+                match output::behind_the_default_stream(object.bind(py)) {
+                    // Check again: the model may have changed the object since.
+                    Some(foreign)
+                        if (foreign.datatype(), foreign.shape())
+                            == (self.datatype, &self.shape) =>
+                    {
+                        lent = foreign;
+                        at(lent.on_cuda())
+                    }
+                    _ => return Ok(None),
                 }
-                _ => return Ok(None),
-            },
+            }
             Stored::Received(_) | Stored::Array(_) => return Ok(None),
         };
         py.detach(|| runtime.copy_on_device(from, &to)).map_err(|error| model_exception(&error))?;
@@ -160,13 +187,16 @@ impl Tensor {
         let this = slf.get();
         match &this.stored {
             Stored::Array(array) => Ok(array.bind(py).clone()),
-            _ if this.device().0 != CPU => {
-                Err(TritonModelException::new_err("Tensor is stored in GPU and cannot be converted to NumPy."))
-            }
-            _ if this.datatype == DataType::Bf16 => Err(TritonModelException::new_err(
-                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead.",
+            _ if this.device().0 != CPU => Err(TritonModelException::new_err(
+                "Tensor is stored in GPU and cannot be converted to NumPy.",
             )),
-            Stored::Received(bytes) if this.datatype == DataType::Bytes => strings::to_array(py, bytes, &this.shape),
+            _ if this.datatype == DataType::Bf16 => Err(TritonModelException::new_err(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and \
+                 from_dlpack() instead.",
+            )),
+            Stored::Received(bytes) if this.datatype == DataType::Bytes => {
+                strings::to_array(py, bytes, &this.shape)
+            }
             Stored::Received(bytes) => array::over(py, bytes, this.datatype, &this.shape),
             Stored::Foreign(_) | Stored::OnDevice(_) | Stored::Device { .. } => {
                 array::numpy(py, "from_dlpack")?.call1((slf,))
@@ -189,7 +219,8 @@ impl Tensor {
         &self.name
     }
 
-    /// Returns the elements as a numpy array, without copying if the datatype allows it; for BYTES, as `bytes` objects.
+    /// Returns the elements as a numpy array, without copying if the datatype allows it; for BYTES,
+    /// as `bytes` objects.
     fn as_numpy(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         let py = slf.py();
         let array = slf.get().array.get_or_try_init(py, || Self::numpy(slf).map(Bound::unbind))?;
@@ -240,7 +271,9 @@ impl Tensor {
                 return object.bind(py).call_method("__dlpack__", (), Some(&kwargs));
             }
             _ if this.datatype == DataType::Bytes => {
-                return Err(TritonModelException::new_err("DLPack does not have support for string tensors."));
+                return Err(TritonModelException::new_err(
+                    "DLPack does not have support for string tensors.",
+                ));
             }
             Stored::Received(bytes) => (bytes.as_ptr() as usize, slf.clone().into_any()),
             // The server has no pending work on this memory, so no stream has to wait.
@@ -252,7 +285,10 @@ impl Tensor {
             Stored::Foreign(foreign) => (foreign.bytes().address, slf.clone().into_any()),
         };
         let device = this.device();
-        dlpack::capsule(holder, &DeviceElements { address, device, datatype: this.datatype, shape: &this.shape })
+        dlpack::capsule(
+            holder,
+            &DeviceElements { address, device, datatype: this.datatype, shape: &this.shape },
+        )
     }
 
     /// Returns DLPack's device: its type and its id.
@@ -260,8 +296,9 @@ impl Tensor {
         self.device()
     }
 
-    /// Creates a tensor from an object with `__dlpack__` and `__dlpack_device__`, or from a DLPack capsule. The elements must be
-    /// contiguous and row-major. They are not copied until they are sent.
+    /// Creates a tensor from an object with `__dlpack__` and `__dlpack_device__`, or from a DLPack
+    /// capsule. The elements must be contiguous and row-major. They are not copied until they are
+    /// sent.
     #[staticmethod]
     fn from_dlpack(name: String, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
@@ -271,21 +308,28 @@ impl Tensor {
         let capsule = if tensor.is_instance_of::<pyo3::types::PyCapsule>() {
             tensor.clone()
         } else if tensor.hasattr("__dlpack__")? && tensor.hasattr("__dlpack_device__")? {
-            let device: (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+            let device: (i32, i32) =
+                tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
             if device.0 != CPU && (tensor.hasattr("cpu")? || tensor.hasattr("get")?) {
                 return Self::of_object(name, tensor, device);
             }
             tensor.call_method0(intern!(py, "__dlpack__"))?
         } else {
             return Err(TritonModelException::new_err(
-                "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and \
-                 `__dlpack_device__` attributes",
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have \
+                 `__dlpack__` and `__dlpack_device__` attributes",
             ));
         };
         let foreign = Foreign::take(&capsule)?;
         let datatype = foreign.datatype();
         let shape = foreign.shape().to_vec();
-        Ok(Self { name, datatype, shape, stored: Stored::Foreign(foreign), array: PyOnceLock::new() })
+        Ok(Self {
+            name,
+            datatype,
+            shape,
+            stored: Stored::Foreign(foreign),
+            array: PyOnceLock::new(),
+        })
     }
 
     fn __repr__(&self) -> String {
@@ -295,7 +339,8 @@ impl Tensor {
 
 impl Tensor {
     fn of_object(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
-        // Read from a DLPack capsule, which describes the objects of all libraries uniformly, and is released at once.
+        // Read from a DLPack capsule, which describes the objects of all libraries uniformly, and
+        // is released at once.
         let described = dlpack::describe(&object.call_method0("__dlpack__")?)?;
         let object = object.clone().unbind();
         let array = PyOnceLock::new();

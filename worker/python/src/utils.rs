@@ -17,7 +17,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Returns the input of this name, or None.
 #[pyfunction]
-fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Py<PyAny>>> {
+fn get_input_tensor_by_name(
+    inference_request: &Bound<'_, PyAny>,
+    name: &str,
+) -> PyResult<Option<Py<PyAny>>> {
     let py = inference_request.py();
     if let Ok(request) = inference_request.cast::<InferenceRequest>() {
         return Ok(request.get().input(py, name).map(Py::into_any));
@@ -32,11 +35,16 @@ fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) ->
     Ok(None)
 }
 
-/// Loads or reloads a model. `config` is a JSON configuration that replaces the model's own; `files` replace the model's files:
-/// `{"file:1/model.onnx": b"..."}`.
+/// Loads or reloads a model. `config` is a JSON configuration that replaces the model's own;
+/// `files` replace the model's files: `{"file:1/model.onnx": b"..."}`.
 #[pyfunction]
 #[pyo3(signature = (model_name, config = "", files = None))]
-fn load_model(py: Python<'_>, model_name: &str, config: &str, files: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+fn load_model(
+    py: Python<'_>,
+    model_name: &str,
+    config: &str,
+    files: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
     let mut files = parameters::files(files)?;
     if !config.is_empty() {
         files.push(("config".to_owned(), config.as_bytes().to_vec()));

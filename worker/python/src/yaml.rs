@@ -1,4 +1,5 @@
-//! YAML parsing for Python code without a YAML package, for `model-config.yaml` of TorchServe archives.
+//! YAML parsing for Python code without a YAML package, for `model-config.yaml` of TorchServe
+//! archives.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,7 +17,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// The text is not YAML, or a mapping key cannot be converted to a string.
 #[pyfunction]
 fn yaml_to_json(text: &str) -> PyResult<String> {
-    let document: Yaml = serde_yaml::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let document: Yaml =
+        serde_yaml::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
     json(document).map(|value| value.to_string())
 }
 
@@ -26,7 +28,9 @@ fn json(value: Yaml) -> PyResult<Value> {
         Yaml::Bool(value) => Value::Bool(value),
         Yaml::Number(number) => number_of(&number),
         Yaml::String(text) => Value::String(text),
-        Yaml::Sequence(items) => Value::Array(items.into_iter().map(json).collect::<PyResult<_>>()?),
+        Yaml::Sequence(items) => {
+            Value::Array(items.into_iter().map(json).collect::<PyResult<_>>()?)
+        }
         Yaml::Mapping(entries) => Value::Object(
             entries
                 .into_iter()

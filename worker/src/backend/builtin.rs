@@ -5,7 +5,8 @@
 //! | `identity` | output *i* is input *i*; inputs that the server adds (`batch_input`) follow the others, states come last |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
 //!
-//! Both functions are available on a GPU (`on_gpu.rs`), `add_sub` for numbers only. Functions for tests are in `tests/backends`.
+//! Both functions are available on a GPU (`on_gpu.rs`), `add_sub` for numbers only. Functions for
+//! tests are in `tests/backends`.
 
 use std::sync::Arc;
 
@@ -34,16 +35,24 @@ struct Builtin {
 /// Creates the function that the configuration selects.
 ///
 /// # Errors
-/// There is no such function, the configuration does not fit it, or the GPU of the instance cannot be used.
-pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
+/// There is no such function, the configuration does not fit it, or the GPU of the instance cannot
+/// be used.
+pub(super) fn create(
+    context: &Context<'_>,
+    cuda: &Arc<Cuda>,
+) -> Result<Box<dyn Backend>, InferError> {
     let function = match context.config.parameters.get("function").map(String::as_str) {
         Some("identity") => Function::Identity,
         Some("add_sub") => Function::AddSub,
         Some(other) => {
-            return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
+            return Err(load_error(format!(
+                "parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}"
+            )));
         }
         None => {
-            return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}")));
+            return Err(load_error(format!(
+                "the builtin backend needs the parameter 'function': one of {FUNCTIONS}"
+            )));
         }
     };
     check_counts(context, function)?;
@@ -105,7 +114,10 @@ impl Builtin {
             return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
         };
         if left.shape != right.shape {
-            let text = format!("add_sub needs inputs of one shape, got {:?} and {:?}", left.shape, right.shape);
+            let text = format!(
+                "add_sub needs inputs of one shape, got {:?} and {:?}",
+                left.shape, right.shape
+            );
             return Err(InferError::invalid(text));
         }
         for (output, operation) in [(0, Operation::Add), (1, Operation::Subtract)] {
@@ -114,7 +126,9 @@ impl Builtin {
             }
             if left.datatype == DataType::Bytes {
                 let text = add_sub_text(batch, left, right, operation, outputs)?;
-                outputs.allocate(output, DataType::Bytes, left.shape, text.len())?.copy_from_slice(&text);
+                outputs
+                    .allocate(output, DataType::Bytes, left.shape, text.len())?
+                    .copy_from_slice(&text);
                 continue;
             }
             let datatype = self.outputs.get(output).copied().unwrap_or(left.datatype);
@@ -130,8 +144,8 @@ impl Builtin {
     }
 }
 
-/// Adds or subtracts decimal numbers in strings. A request with an element that is not a number fails alone; its place in the
-/// batch is filled with empty elements.
+/// Adds or subtracts decimal numbers in strings. A request with an element that is not a number
+/// fails alone; its place in the batch is filled with empty elements.
 fn add_sub_text(
     batch: &Batch<'_>,
     left: &Input<'_>,
@@ -169,9 +183,12 @@ fn add_sub_text(
 }
 
 fn number(input: &str, element: Result<&[u8], usize>) -> Result<i64, InferError> {
-    let bytes = element.map_err(|at| run_error(format!("input '{input}' is not framed as BYTES at byte {at}")))?;
+    let bytes = element
+        .map_err(|at| run_error(format!("input '{input}' is not framed as BYTES at byte {at}")))?;
     let text = str::from_utf8(bytes).unwrap_or("(not UTF-8)");
     text.trim().parse().map_err(|_| {
-        InferError::invalid(format!("input '{input}' holds '{text}', which is not a whole decimal number"))
+        InferError::invalid(format!(
+            "input '{input}' holds '{text}', which is not a whole decimal number"
+        ))
     })
 }

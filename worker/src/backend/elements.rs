@@ -1,4 +1,5 @@
-//! Elements of tensors: arithmetic over all numeric datatypes, conversion from and to bytes, and strings.
+//! Elements of tensors: arithmetic over all numeric datatypes, conversion from and to bytes, and
+//! strings.
 
 use half::{bf16, f16};
 use pharos::error::InferError;
@@ -13,17 +14,27 @@ pub(super) enum Operation {
     Subtract,
 }
 
-/// Computes `out[i] = left[i] op right[i]`. Elements beyond the shortest slice are not changed. Returns `false` for BOOL and
-/// BYTES, which have no arithmetic.
-pub(super) fn apply(datatype: DataType, operation: Operation, left: &[u8], right: &[u8], out: &mut [u8]) -> bool {
+/// Computes `out[i] = left[i] op right[i]`. Elements beyond the shortest slice are not changed.
+/// Returns `false` for BOOL and BYTES, which have no arithmetic.
+pub(super) fn apply(
+    datatype: DataType,
+    operation: Operation,
+    left: &[u8],
+    right: &[u8],
+    out: &mut [u8],
+) -> bool {
     macro_rules! wrapping {
         ($number:ty) => {
             match operation {
                 Operation::Add => each(left, right, out, |a, b| {
-                    <$number>::from_le_bytes(a).wrapping_add(<$number>::from_le_bytes(b)).to_le_bytes()
+                    <$number>::from_le_bytes(a)
+                        .wrapping_add(<$number>::from_le_bytes(b))
+                        .to_le_bytes()
                 }),
                 Operation::Subtract => each(left, right, out, |a, b| {
-                    <$number>::from_le_bytes(a).wrapping_sub(<$number>::from_le_bytes(b)).to_le_bytes()
+                    <$number>::from_le_bytes(a)
+                        .wrapping_sub(<$number>::from_le_bytes(b))
+                        .to_le_bytes()
                 }),
             }
         };
@@ -58,15 +69,20 @@ pub(super) fn apply(datatype: DataType, operation: Operation, left: &[u8], right
     true
 }
 
-fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+fn each<const N: usize>(
+    left: &[u8],
+    right: &[u8],
+    out: &mut [u8],
+    operation: impl Fn([u8; N], [u8; N]) -> [u8; N],
+) {
     let operands = left.as_chunks().0.iter().zip(right.as_chunks().0);
     for ((left, right), out) in operands.zip(out.as_chunks_mut().0) {
         *out = operation(*left, *right);
     }
 }
 
-/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype that every runtime supports: all but BOOL and BF16.
-/// `also` adds datatypes that only some runtimes support.
+/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype that every runtime
+/// supports: all but BOOL and BF16. `also` adds datatypes that only some runtimes support.
 macro_rules! for_numbers {
     ($datatype:expr, $number:ident => $body:expr, $(also $more:ident = $type:ty,)* otherwise $otherwise:expr) => {
         for_numbers!(
@@ -87,8 +103,8 @@ macro_rules! for_numbers {
 }
 pub(super) use for_numbers;
 
-/// Returns the elements of a BYTES input as strings. An element that is not UTF-8, or contains a NUL byte, which no ONNX runtime
-/// accepts, fails only its request; an empty string replaces it.
+/// Returns the elements of a BYTES input as strings. An element that is not UTF-8, or contains a
+/// NUL byte, which no ONNX runtime accepts, fails only its request; an empty string replaces it.
 ///
 /// # Errors
 /// The input is not framed as BYTES, which the frontend has checked.
@@ -97,9 +113,9 @@ pub(super) fn texts(
     batch: &Batch<'_>,
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<String>, InferError> {
-    let elements = bytes_elements(input.data)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
+    let elements = bytes_elements(input.data).collect::<Result<Vec<_>, _>>().map_err(|at| {
+        run_error(format!("input '{}' is not framed as BYTES at {at}", input.name))
+    })?;
     let elements_of = counts(batch, input, elements.len());
     let mut texts = Vec::with_capacity(elements.len());
     let mut rest = elements.into_iter();
@@ -111,21 +127,30 @@ pub(super) fn texts(
             texts.push(text.unwrap_or_default().to_owned());
         }
         if !is_valid {
-            let text = format!("input '{}' holds an element that is not UTF-8 text without NUL bytes", input.name);
+            let text = format!(
+                "input '{}' holds an element that is not UTF-8 text without NUL bytes",
+                input.name
+            );
             outputs.fail(position, InferError::invalid(text));
         }
     }
     Ok(texts)
 }
 
-/// Returns a function for the number of elements that a request has of an input, of which the batch has `elements`. Requests with a
-/// ragged input have different shapes, which its [details](BatchRequest::details) contain.
-pub(super) fn counts(batch: &Batch<'_>, input: &Input<'_>, elements: usize) -> impl Fn(&BatchRequest) -> usize + use<> {
+/// Returns a function for the number of elements that a request has of an input, of which the batch
+/// has `elements`. Requests with a ragged input have different shapes, which its
+/// [details](BatchRequest::details) contain.
+pub(super) fn counts(
+    batch: &Batch<'_>,
+    input: &Input<'_>,
+    elements: usize,
+) -> impl Fn(&BatchRequest) -> usize + use<> {
     let index = input.index;
     let per_row = elements / usize::try_from(batch.rows()).unwrap_or(1).max(1);
     move |request| {
         let mut ragged = request.details.iter().flat_map(|details| &details.ragged);
-        let shape = ragged.find(|(position, _)| usize::from(*position) == index).map(|(_, shape)| shape);
+        let shape =
+            ragged.find(|(position, _)| usize::from(*position) == index).map(|(_, shape)| shape);
         let own = shape.and_then(|shape| usize::try_from(element_count(shape)?).ok());
         own.unwrap_or(per_row * request.rows as usize)
     }

@@ -1,4 +1,5 @@
-//! The backends of this crate for the configuration's `backend: "NAME"`, one file for each. The registry selects one by name.
+//! The backends of this crate for the configuration's `backend: "NAME"`, one file for each. The
+//! registry selects one by name.
 
 mod builtin;
 mod elements;
@@ -24,7 +25,8 @@ pub(crate) use registry::Registry;
 #[cfg(test)]
 pub(crate) use on_gpu::tests::kernel as test_kernel;
 
-/// Loads ONNX Runtime for copies of this process; returns the path of its library, if one is configured.
+/// Loads ONNX Runtime for copies of this process; returns the path of its library, if one is
+/// configured.
 pub(crate) fn load_onnxruntime() -> Option<PathBuf> {
     onnxruntime::preload()
 }
@@ -47,8 +49,9 @@ fn ready_gpu(cuda: &Arc<Cuda>) -> Result<Arc<Cuda>, InferError> {
     Ok(cuda.clone())
 }
 
-/// Returns the path of the model's file in the version directory: `default_model_filename` of the configuration, or `model.onnx`.
-/// If it is a directory, the model is the file `model.onnx` within, as in Triton.
+/// Returns the path of the model's file in the version directory: `default_model_filename` of the
+/// configuration, or `model.onnx`. If it is a directory, the model is the file `model.onnx` within,
+/// as in Triton.
 fn model_file(context: &Context<'_>) -> Result<PathBuf, InferError> {
     let name = match context.config.default_model_filename.as_str() {
         "" => "model.onnx",

@@ -1,7 +1,8 @@
 //! Backends in shared libraries, over the C interface of `include/pharos_backend.h`.
 //!
-//! Contract for `unsafe`: a library follows the rules of the header. It is called on one thread; the instance's boxed handles
-//! live until its destroy function has returned; only [`Handle::run`] passes batches to it.
+//! Contract for `unsafe`: a library follows the rules of the header. It is called on one thread;
+//! the instance's boxed handles live until its destroy function has returned; only [`Handle::run`]
+//! passes batches to it.
 
 mod abi;
 mod foreign;
@@ -26,7 +27,8 @@ use load::Load;
 use metrics::MetricsHandle;
 use running::Handle;
 
-/// The environment variable with the path of the library of the model's backend; the frontend sets it for its workers.
+/// The environment variable with the path of the library of the model's backend; the frontend sets
+/// it for its workers.
 const LIBRARY_VARIABLE: &str = "PHAROS_BACKEND_LIBRARY";
 
 /// An instance that a library has created.
@@ -49,14 +51,16 @@ pub(super) fn library() -> Option<PathBuf> {
 /// # Errors
 /// The library is not a backend, or cannot load the model.
 pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, InferError> {
-    let refused = |error: String| load_error(format!("backend library '{}' {error}", path.display()));
+    let refused =
+        |error: String| load_error(format!("backend library '{}' {error}", path.display()));
     let whole = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
     let functions = library::open(&whole).map_err(refused)?;
     let metrics = Box::new(MetricsHandle::new(context.metrics));
     let load = Load::new(context, (&raw const host::HOST).cast(), (&raw const *metrics).cast());
     let mut instance = ptr::null_mut();
     foreign::forget_error();
-    // SAFETY: this module's contract; `load` and everything it refers to lives until after the call.
+    // SAFETY: this module's contract; `load` and everything it refers to lives until after the
+    // call.
     let code = unsafe { (functions.create)(load.context(), &raw mut instance) };
     if code != abi::OK {
         return Err(load.failure(code));

@@ -1,9 +1,10 @@
-//! `builtin` on a GPU: identity and add_sub, through the driver only, so that the transfer to a device and back can be tested
-//! without a framework.
+//! `builtin` on a GPU: identity and add_sub, through the driver only, so that the transfer to a
+//! device and back can be tested without a framework.
 //!
-//! Inputs are uploaded in one stream, computed in a second, and outputs are downloaded in a third; the first output is downloaded
-//! while the second is computed. Before it waits for all that, the backend starts to upload the inputs of the next batch if its
-//! frame has arrived. Client memory on the device is used in place if it is aligned.
+//! Inputs are uploaded in one stream, computed in a second, and outputs are downloaded in a third;
+//! the first output is downloaded while the second is computed. Before it waits for all that, the
+//! backend starts to upload the inputs of the next batch if its frame has arrived. Client memory on
+//! the device is used in place if it is aligned.
 
 mod kernels;
 #[cfg(test)]
@@ -15,10 +16,13 @@ use std::sync::Arc;
 use pharos::error::InferError;
 use pharos::tensor::DataType;
 use pharos_backend::{
-    Backend, Batch, Context, DeviceInputs, Input, OutputMemory, Outputs, Source, load_error, run_error,
+    Backend, Batch, Context, DeviceInputs, Input, OutputMemory, Outputs, Source, load_error,
+    run_error,
 };
 
-use crate::device::{Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Prefetch, Queues, Work, is_usable};
+use crate::device::{
+    Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Prefetch, Queues, Work, is_usable,
+};
 
 /// The operation on a batch.
 enum Operation {
@@ -35,8 +39,8 @@ enum Operation {
 struct OnGpu {
     engine: String,
     operation: Operation,
-    /// Inputs being copied for the batch with this number. That batch may never be executed here: if it is cancelled, another
-    /// batch's data can be at the same location.
+    /// Inputs being copied for the batch with this number. That batch may never be executed here:
+    /// if it is cancelled, another batch's data can be at the same location.
     ahead: (u64, Vec<Prefetch>),
     pool: Pool,
     queues: Queues,
@@ -54,7 +58,10 @@ pub(super) fn identity(cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError>
 ///
 /// # Errors
 /// The function does not support the model's datatypes, or the device cannot be used.
-pub(super) fn add_sub(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
+pub(super) fn add_sub(
+    context: &Context<'_>,
+    cuda: &Arc<Cuda>,
+) -> Result<Box<dyn Backend>, InferError> {
     create(cuda, add_sub_of(context, cuda)?)
 }
 
@@ -77,14 +84,17 @@ fn add_sub_of(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferErro
         return Err(load_error("add_sub needs one datatype for its inputs and outputs"));
     }
     let (Some((source, names)), Some(size)) = (kernels::add_sub(datatype), datatype.size()) else {
-        return Err(load_error(format!("add_sub on a GPU has no arithmetic for {datatype}: it supports only numbers")));
+        return Err(load_error(format!(
+            "add_sub on a GPU has no arithmetic for {datatype}: it supports only numbers"
+        )));
     };
     let kernels = cuda.call(|driver| {
         let module = driver.module(OWN, &source)?;
         let [add, sub] = names.each_ref().map(|name| driver.function(OWN, module, name));
         Ok([add?, sub?])
     });
-    let kernels = kernels.map_err(|fault| load_error(format!("cannot load the kernels on the GPU: {fault}")))?;
+    let kernels = kernels
+        .map_err(|fault| load_error(format!("cannot load the kernels on the GPU: {fault}")))?;
     Ok(Operation::AddSub { kernels, datatype, size })
 }
 
@@ -109,8 +119,8 @@ impl Backend for OnGpu {
         }
         let mut used = Vec::new();
         let result = self.run(batch, outputs, &before, &mut used);
-        // All work is done or abandoned; its buffers can be reused. After a failed batch, copies made ahead are waited for and
-        // dropped.
+        // All work is done or abandoned; its buffers can be reused. After a failed batch, copies
+        // made ahead are waited for and dropped.
         if result.is_ok() {
             used.extend(before.into_iter().filter_map(Prefetch::into_buffer));
         }
@@ -127,8 +137,13 @@ pub(super) struct Run<'r, 'm> {
     pub(super) used: &'r mut Vec<Buffer>,
 }
 
-/// Starts to copy the inputs of the next batch, if its frame has arrived; returns the batch's number and the copies.
-pub(super) fn copy_ahead(queues: &Queues, pool: &mut Pool, outputs: &Outputs<'_>) -> (u64, Vec<Prefetch>) {
+/// Starts to copy the inputs of the next batch, if its frame has arrived; returns the batch's
+/// number and the copies.
+pub(super) fn copy_ahead(
+    queues: &Queues,
+    pool: &mut Pool,
+    outputs: &Outputs<'_>,
+) -> (u64, Vec<Prefetch>) {
     let Some((batch, inputs)) = outputs.next_inputs() else { return (0, Vec::new()) };
     let mut ahead = Vec::with_capacity(inputs.len());
     for bytes in inputs {
@@ -165,14 +180,24 @@ impl OnGpu {
 }
 
 impl<'m> Run<'_, 'm> {
-    fn identity<'o: 'm>(&mut self, batch: &'m Batch<'_>, outputs: &mut Outputs<'o>) -> Result<(), InferError> {
+    fn identity<'o: 'm>(
+        &mut self,
+        batch: &'m Batch<'_>,
+        outputs: &mut Outputs<'o>,
+    ) -> Result<(), InferError> {
         let wanted = batch.inputs.iter().filter(|input| batch.wants(input.index));
-        let inputs: Vec<_> =
-            wanted.map(|input| Ok((input, self.place(input, 1)?))).collect::<Result<_, InferError>>()?;
+        let inputs: Vec<_> = wanted
+            .map(|input| Ok((input, self.place(input, 1)?)))
+            .collect::<Result<_, InferError>>()?;
         self.work.inputs_follow_no_more().map_err(failed)?;
         self.work.computed().map_err(failed)?;
         for (input, memory) in inputs {
-            let place = outputs.allocate_anywhere(input.index, input.datatype, input.shape, memory.len())?;
+            let place = outputs.allocate_anywhere(
+                input.index,
+                input.datatype,
+                input.shape,
+                memory.len(),
+            )?;
             self.deliver(memory, place)?;
         }
         Ok(())
@@ -190,24 +215,32 @@ impl<'m> Run<'_, 'm> {
             return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
         };
         if left.shape != right.shape {
-            let text = format!("add_sub needs inputs of one shape, got {:?} and {:?}", left.shape, right.shape);
+            let text = format!(
+                "add_sub needs inputs of one shape, got {:?} and {:?}",
+                left.shape, right.shape
+            );
             return Err(InferError::invalid(text));
         }
         let left_memory = self.place(left, size)?;
         let right_memory = self.place(right, size)?;
-        if left_memory.len() != right_memory.len() || [left, right].iter().any(|input| input.datatype != datatype) {
+        if left_memory.len() != right_memory.len()
+            || [left, right].iter().any(|input| input.datatype != datatype)
+        {
             return Err(run_error("add_sub needs one datatype for its inputs and outputs"));
         }
         self.work.inputs_follow_no_more().map_err(failed)?;
         let len = left_memory.len();
-        for (output, kernel) in kernels.iter().enumerate().filter(|(output, _)| batch.wants(*output)) {
+        for (output, kernel) in
+            kernels.iter().enumerate().filter(|(output, _)| batch.wants(*output))
+        {
             let place = outputs.allocate_anywhere(output, datatype, left.shape, len)?;
             let target = match &place {
                 OutputMemory::Device(memory) if is_usable(*memory, size) => *memory,
                 _ => self.buffer(len)?,
             };
             let count = (len / size) as u64;
-            let arguments = [left_memory.address(), right_memory.address(), target.address(), count];
+            let arguments =
+                [left_memory.address(), right_memory.address(), target.address(), count];
             self.work.launch(*kernel, &arguments, count).map_err(failed)?;
             self.work.computed().map_err(failed)?;
             self.deliver(target, place)?;
@@ -216,15 +249,21 @@ impl<'m> Run<'_, 'm> {
         self.work.computed().map_err(failed)
     }
 
-    /// Returns the location of an input on the device, for elements of `size` bytes: the copy made ahead, the client's memory, or
-    /// a buffer to which it is copied.
-    pub(super) fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
+    /// Returns the location of an input on the device, for elements of `size` bytes: the copy made
+    /// ahead, the client's memory, or a buffer to which it is copied.
+    pub(super) fn place(
+        &mut self,
+        input: &Input<'m>,
+        size: usize,
+    ) -> Result<DeviceMemory, InferError> {
         if let [Source::Device(memory)] = input.pieces
             && is_usable(*memory, size)
         {
             return Ok(*memory);
         }
-        if let Some(ahead) = self.ahead.iter().find(|ahead| input.pieces.is_empty() && ahead.is_of(input.data)) {
+        if let Some(ahead) =
+            self.ahead.iter().find(|ahead| input.pieces.is_empty() && ahead.is_of(input.data))
+        {
             return Ok(ahead.memory());
         }
         let whole = [Source::Host(input.data)];
@@ -232,7 +271,9 @@ impl<'m> Run<'_, 'm> {
         let memory = self.buffer(pieces.iter().map(Source::len).sum())?;
         let mut offset = 0;
         for piece in pieces {
-            let to = memory.part(offset, piece.len()).ok_or_else(|| run_error("a buffer is too small"))?;
+            let to = memory
+                .part(offset, piece.len())
+                .ok_or_else(|| run_error("a buffer is too small"))?;
             offset += piece.len();
             match *piece {
                 Source::Host(bytes) => self.work.upload(bytes, to),
@@ -245,7 +286,11 @@ impl<'m> Run<'_, 'm> {
     }
 
     /// Starts to copy an output to its destination, unless it was computed there.
-    pub(super) fn deliver(&mut self, from: DeviceMemory, place: OutputMemory<'m>) -> Result<(), InferError> {
+    pub(super) fn deliver(
+        &mut self,
+        from: DeviceMemory,
+        place: OutputMemory<'m>,
+    ) -> Result<(), InferError> {
         match place {
             OutputMemory::Host(into) => self.work.download(from, into).map_err(failed),
             OutputMemory::Device(to) if to == from => Ok(()),
@@ -253,7 +298,9 @@ impl<'m> Run<'_, 'm> {
             OutputMemory::Pieces(pieces) => {
                 let mut offset = 0;
                 for piece in pieces {
-                    let part = from.part(offset, piece.len()).ok_or_else(|| run_error("an output is too small"))?;
+                    let part = from
+                        .part(offset, piece.len())
+                        .ok_or_else(|| run_error("an output is too small"))?;
                     offset += piece.len();
                     self.deliver(part, piece)?;
                 }

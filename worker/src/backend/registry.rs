@@ -1,5 +1,5 @@
-//! The backends of a worker: the engines of this crate, the backends that a program adds, and the shared library that the frontend has
-//! selected for the model.
+//! The backends of a worker: the engines of this crate, the backends that a program adds, and the
+//! shared library that the frontend has selected for the model.
 
 use std::sync::Arc;
 
@@ -28,8 +28,11 @@ pub(crate) struct Registry {
 impl Default for Registry {
     /// The backends of this crate.
     fn default() -> Self {
-        let builtin: [(_, CreateBuiltin); 3] =
-            [("builtin", builtin::create), ("onnxruntime", onnx), ("tract", |context, _| tract::create(context))];
+        let builtin: [(_, CreateBuiltin); 3] = [
+            ("builtin", builtin::create),
+            ("onnxruntime", onnx),
+            ("tract", |context, _| tract::create(context)),
+        ];
         let backends = builtin.map(|(name, create)| (name, Creator::Builtin(create))).to_vec();
         Self { backends, fallback: None }
     }
@@ -52,8 +55,13 @@ impl Registry {
     /// Creates the backend that the configuration names.
     ///
     /// # Errors
-    /// There is no such backend, or it cannot load the model; the message is meant for the author of the model.
-    pub(crate) fn create(&self, context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
+    /// There is no such backend, or it cannot load the model; the message is meant for the author
+    /// of the model.
+    pub(crate) fn create(
+        &self,
+        context: &Context<'_>,
+        cuda: &Arc<Cuda>,
+    ) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
         if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
             return match create {
@@ -67,7 +75,10 @@ impl Registry {
         if let Some(create) = self.fallback {
             return create(context);
         }
-        Err(load_error(format!("unknown backend '{name}'; this worker has: {}", self.names().join(", "))))
+        Err(load_error(format!(
+            "unknown backend '{name}'; this worker has: {}",
+            self.names().join(", ")
+        )))
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -79,7 +90,9 @@ impl Registry {
 fn onnx(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     match onnxruntime::library() {
         Some(library) => onnxruntime::create(context, cuda, &library),
-        None if context.on_gpu => Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed")),
+        None if context.on_gpu => {
+            Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed"))
+        }
         None => tract::create(context),
     }
 }

@@ -1,8 +1,10 @@
-//! ONNX models on tract: pure Rust and embedded, so that a first run needs no installation. CPU only, one thread.
+//! ONNX models on tract: pure Rust and embedded, so that a first run needs no installation. CPU
+//! only, one thread.
 //!
-//! A model whose variable dimensions have names is optimized once, with symbols for them. A model that tract cannot optimize that
-//! way is optimized once for each combination of input shapes. A model that tract cannot run at all is refused at its load: one with
-//! an operator that tract does not have, or that it can optimize neither with symbols nor with [`TRIAL_SIZES`].
+//! A model whose variable dimensions have names is optimized once, with symbols for them. A model
+//! that tract cannot optimize that way is optimized once for each combination of input shapes. A
+//! model that tract cannot run at all is refused at its load: one with an operator that tract does
+//! not have, or that it can optimize neither with symbols nor with [`TRIAL_SIZES`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,8 +14,8 @@ use pharos::model::onnx;
 use pharos::tensor::{DataType, push_bytes_element};
 use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 use tract_onnx::prelude::{
-    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TDim, TValue, TVec, Tensor,
-    TractResult, TypedRunnableModel,
+    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TDim,
+    TValue, TVec, Tensor, TractResult, TypedRunnableModel,
 };
 use tract_onnx::tract_hir::infer::Factoid;
 
@@ -23,13 +25,15 @@ use super::model_file;
 /// Maximum number of plans for different input shapes; when one more is needed, all are dropped.
 const MAX_PLANS: usize = 64;
 
-/// The sizes of variable dimensions for which a model is optimized at its load if tract cannot optimize it with symbols. Any of them
-/// proves that tract can run the model: one item, tokens, and images of usual sizes.
+/// The sizes of variable dimensions for which a model is optimized at its load if tract cannot
+/// optimize it with symbols. Any of them proves that tract can run the model: one item, tokens, and
+/// images of usual sizes.
 const TRIAL_SIZES: [i64; 5] = [1, 2, 16, 64, 224];
 
 /// Advice for models that tract cannot run.
-const REMEDY: &str = "ONNX Runtime may run it: `pip install onnxruntime` for the `python3` on the server's PATH, or \
-                      --onnxruntime-library, and no `backend: \"tract\"` in the configuration";
+const REMEDY: &str = "ONNX Runtime may run it: `pip install onnxruntime` for the `python3` on the \
+                      server's PATH, or --onnxruntime-library, and no `backend: \"tract\"` in the \
+                      configuration";
 
 type Plan = Arc<TypedRunnableModel>;
 type Shapes = Vec<Vec<usize>>;
@@ -41,26 +45,35 @@ struct Tract {
     plans: HashMap<Shapes, Plan>,
     /// For each input of the graph, the position in the configuration.
     inputs: Vec<usize>,
-    /// For each output of the graph, the position in the configuration; `None` if it is not configured.
+    /// For each output of the graph, the position in the configuration; `None` if it is not
+    /// configured.
     outputs: Vec<Option<(usize, DataType)>>,
 }
 
 /// Loads the model's file.
 pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let path = model_file(context)?;
-    let unusable =
-        |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
+    let unusable = |error: &dyn std::fmt::Display| {
+        load_error(format!("tract cannot load '{}': {error}", path.display()))
+    };
     if onnx::is_ort_format(&context.config.default_model_filename) {
         return Err(unusable(&format!("only ONNX Runtime reads its own format; {REMEDY}")));
     }
-    let mut model =
-        tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
-    let missing = missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let mut model = tract_onnx::onnx()
+        .model_for_path(&path)
+        .map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let missing =
+        missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     if !missing.is_empty() {
-        return Err(unusable(&format!("it does not have the operators {}; {REMEDY}", missing.join(", "))));
+        return Err(unusable(&format!(
+            "it does not have the operators {}; {REMEDY}",
+            missing.join(", ")
+        )));
     }
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
-    let position = |name| (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name));
+    let position = |name| {
+        (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name))
+    };
     let inputs = names
         .0
         .iter()
@@ -70,12 +83,17 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let outputs: Vec<_> = names.1.iter().map(|name| configured_output(context, name)).collect();
     for (output, _) in context.config.backend_outputs() {
         if !names.1.iter().any(|name| name == output) {
-            return Err(unusable(&format!("it has no output '{output}'; it has {}", names.1.join(", "))));
+            return Err(unusable(&format!(
+                "it has no output '{output}'; it has {}",
+                names.1.join(", ")
+            )));
         }
     }
     // Output facts in the file can be wrong; tract derives them itself.
     for output in 0..model.outputs.len() {
-        model = model.with_output_fact(output, InferenceFact::default()).map_err(|error| unusable(&error))?;
+        model = model
+            .with_output_fact(output, InferenceFact::default())
+            .map_err(|error| unusable(&error))?;
     }
     let symbolic = model.clone().into_optimized().and_then(IntoRunnable::into_runnable).ok();
     if symbolic.is_none() {
@@ -84,21 +102,25 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     Ok(Box::new(Tract { model, symbolic, plans: HashMap::new(), inputs, outputs }))
 }
 
-/// Returns the operators that tract does not have, among those on which the outputs depend: sorted, each once.
+/// Returns the operators that tract does not have, among those on which the outputs depend: sorted,
+/// each once.
 fn missing_operators(model: &InferenceModel) -> TractResult<Vec<String>> {
     let mut missing = BTreeSet::new();
     for node in model.eval_order()? {
         let name = model.node(node).op.name();
-        // tract's name of a node whose operator it does not know, which it keeps until the graph is optimized.
-        if let Some(operator) = name.strip_prefix("Unimplemented(").and_then(|rest| rest.strip_suffix(')')) {
+        // tract's name of a node whose operator it does not know, which it keeps until the graph is
+        // optimized.
+        if let Some(operator) =
+            name.strip_prefix("Unimplemented(").and_then(|rest| rest.strip_suffix(')'))
+        {
             missing.insert(operator.to_owned());
         }
     }
     Ok(missing.into_iter().collect())
 }
 
-/// Optimizes the model with one of [`TRIAL_SIZES`] in place of each variable dimension. A model with an input of unknown rank is not
-/// tried.
+/// Optimizes the model with one of [`TRIAL_SIZES`] in place of each variable dimension. A model
+/// with an input of unknown rank is not tried.
 ///
 /// # Errors
 /// tract can optimize the model with none of the sizes: the reason for the first size.
@@ -114,7 +136,8 @@ fn try_sizes(model: &InferenceModel) -> TractResult<()> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Returns the model with this size in place of each variable dimension of its inputs; `None` if the rank of an input is unknown.
+/// Returns the model with this size in place of each variable dimension of its inputs; `None` if
+/// the rank of an input is unknown.
 fn with_size(model: &InferenceModel, size: i64) -> TractResult<Option<InferenceModel>> {
     let mut sized = model.clone();
     for index in 0..model.inputs.len() {
@@ -122,7 +145,10 @@ fn with_size(model: &InferenceModel, size: i64) -> TractResult<Option<InferenceM
         if fact.shape.is_open() {
             return Ok(None);
         }
-        let dims = fact.shape.dims().map(|dim| dim.concretize().and_then(|dim| dim.to_i64().ok()).unwrap_or(size));
+        let dims = fact
+            .shape
+            .dims()
+            .map(|dim| dim.concretize().and_then(|dim| dim.to_i64().ok()).unwrap_or(size));
         let shape: Vec<TDim> = dims.map(TDim::from).collect();
         let fact = fact.clone().with_shape(shape);
         sized = sized.with_input_fact(index, fact)?;
@@ -132,7 +158,8 @@ fn with_size(model: &InferenceModel, size: i64) -> TractResult<Option<InferenceM
 
 fn configured_output(context: &Context<'_>, name: &str) -> Option<(usize, DataType)> {
     let mut outputs = context.config.backend_outputs().enumerate();
-    outputs.find_map(|(position, (output, datatype))| (output == name).then_some((position, datatype)))
+    outputs
+        .find_map(|(position, (output, datatype))| (output == name).then_some((position, datatype)))
 }
 
 fn graph_names(model: &InferenceModel) -> TractResult<(Vec<String>, Vec<String>)> {
@@ -140,7 +167,10 @@ fn graph_names(model: &InferenceModel) -> TractResult<(Vec<String>, Vec<String>)
         let label = model.outlet_label(*outlet).map(str::to_owned);
         label.unwrap_or_else(|| model.node(outlet.node).name.clone())
     };
-    Ok((model.input_outlets()?.iter().map(name).collect(), model.output_outlets()?.iter().map(name).collect()))
+    Ok((
+        model.input_outlets()?.iter().map(name).collect(),
+        model.output_outlets()?.iter().map(name).collect(),
+    ))
 }
 
 impl Backend for Tract {
@@ -189,7 +219,10 @@ impl Tract {
         }
         let mut model = self.model.clone();
         for (index, input) in inputs.iter().enumerate() {
-            model = model.with_input_fact(index, InferenceFact::dt_shape(input.datum_type(), input.shape()))?;
+            model = model.with_input_fact(
+                index,
+                InferenceFact::dt_shape(input.datum_type(), input.shape()),
+            )?;
         }
         let plan = model.into_optimized()?.into_runnable()?;
         if self.plans.len() >= MAX_PLANS {
@@ -200,8 +233,13 @@ impl Tract {
     }
 }
 
-fn to_tensor(input: &Input<'_>, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<Tensor, InferError> {
-    let shape: Vec<usize> = input.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).collect();
+fn to_tensor(
+    input: &Input<'_>,
+    batch: &Batch<'_>,
+    outputs: &mut Outputs<'_>,
+) -> Result<Tensor, InferError> {
+    let shape: Vec<usize> =
+        input.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).collect();
     let tensor = for_numbers!(input.datatype, Number => {
         let values: Vec<Number> = input.data.as_chunks().0.iter().map(|bytes| Number::from_le_bytes(*bytes)).collect();
         Tensor::from_shape(&shape, &values)
@@ -233,8 +271,11 @@ fn from_tensor(
     datatype: DataType,
     outputs: &mut Outputs<'_>,
 ) -> Result<(), InferError> {
-    let shape: Vec<i64> = tensor.shape().iter().map(|dim| i64::try_from(*dim).unwrap_or(0)).collect();
-    let unusable = |error: &dyn std::fmt::Display| run_error(format!("output {position} as {datatype}: {error:#}"));
+    let shape: Vec<i64> =
+        tensor.shape().iter().map(|dim| i64::try_from(*dim).unwrap_or(0)).collect();
+    let unusable = |error: &dyn std::fmt::Display| {
+        run_error(format!("output {position} as {datatype}: {error:#}"))
+    };
     if tensor.datum_type() == DatumType::TDim {
         let tensor = tensor.cast_to::<i64>().map_err(|error| unusable(&error))?;
         return from_tensor(&tensor, position, datatype, outputs);

@@ -1,8 +1,8 @@
 //! The driver calls that the worker needs, as a trait so that tests can substitute another driver.
 //!
-//! Contract: the `unsafe` calls access memory of the process after they return; their callers (`work.rs`, and `crate::pinning`
-//! for registered memory) keep it in place until then. All other calls get device memory as addresses, which are checked where
-//! such ranges are created.
+//! Contract: the `unsafe` calls access memory of the process after they return; their callers
+//! (`work.rs`, and `crate::pinning` for registered memory) keep it in place until then. All other
+//! calls get device memory as addresses, which are checked where such ranges are created.
 
 use std::ffi::CStr;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use pharos::region::CUDA_HANDLE;
 
 use super::{DeviceMemory, Event, Fault, Function, Module, Stream};
 
-/// The driver calls that the worker needs. Devices have the process's numbering. Streams, events, modules and functions belong to
-/// the device that they are used with.
+/// The driver calls that the worker needs. Devices have the process's numbering. Streams, events,
+/// modules and functions belong to the device that they are used with.
 pub(crate) trait Driver: Send + Sync {
     /// Returns the number of devices.
     fn count(&self) -> Result<u32, Fault>;
@@ -75,16 +75,35 @@ pub(crate) trait Driver: Send + Sync {
     ///
     /// # Safety
     /// The bytes stay valid until the copy is done. `to` has room for them.
-    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault>;
+    unsafe fn upload(
+        &self,
+        device: u32,
+        stream: Stream,
+        to: u64,
+        from: *const [u8],
+    ) -> Result<(), Fault>;
 
     /// Copies from the device, ordered in the stream.
     ///
     /// # Safety
-    /// The memory stays valid and is not accessed otherwise until the copy is done. `from` has as many bytes.
-    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault>;
+    /// The memory stays valid and is not accessed otherwise until the copy is done. `from` has as
+    /// many bytes.
+    unsafe fn download(
+        &self,
+        device: u32,
+        stream: Stream,
+        from: u64,
+        into: *mut [u8],
+    ) -> Result<(), Fault>;
 
     /// Copies within a device or between two, ordered in a stream of the first.
-    fn copy(&self, device: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault>;
+    fn copy(
+        &self,
+        device: u32,
+        stream: Stream,
+        from: DeviceMemory,
+        to: DeviceMemory,
+    ) -> Result<(), Fault>;
 
     /// Sets bytes to zero, ordered in the stream.
     fn zero(&self, device: u32, stream: Stream, memory: DeviceMemory) -> Result<(), Fault>;
@@ -95,7 +114,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Returns a kernel of a module.
     fn function(&self, device: u32, module: Module, name: &CStr) -> Result<Function, Fault>;
 
-    /// Runs a kernel whose parameters are all 64 bits wide, ordered in the stream, with about this many threads.
+    /// Runs a kernel whose parameters are all 64 bits wide, ordered in the stream, with about this
+    /// many threads.
     fn launch(
         &self,
         device: u32,
@@ -105,8 +125,8 @@ pub(crate) trait Driver: Send + Sync {
         threads: u64,
     ) -> Result<(), Fault>;
 
-    /// Announces that foreign kernels are about to compute in a stream, reading `from` and writing `to`. For a driver that checks the ordering of
-    /// streams; a real device ignores it.
+    /// Announces that foreign kernels are about to compute in a stream, reading `from` and writing
+    /// `to`. For a driver that checks the ordering of streams; a real device ignores it.
     fn foreign_compute(
         &self,
         _device: u32,

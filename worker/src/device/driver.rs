@@ -1,10 +1,12 @@
 //! The CUDA driver through `cudarc`, which loads it on first use.
 //!
-//! Contract: cudarc panics when the library or one of its functions is missing, so no call is made before [`Cudarc::ready`] has
-//! found the library and each function of [`NEEDED`] in it. Each call runs with the device's primary context current on the
-//! calling thread. Frameworks in the same process share this context, which is retained from the first use until the process
-//! ends. Addresses, streams, events, modules and functions come from earlier calls here for the same device, and are used until
-//! they are closed. Each device address and length is within an allocated or opened range, which the callers have checked.
+//! Contract: cudarc panics when the library or one of its functions is missing, so no call is made
+//! before [`Cudarc::ready`] has found the library and each function of [`NEEDED`] in it. Each call
+//! runs with the device's primary context current on the calling thread. Frameworks in the same
+//! process share this context, which is retained from the first use until the process
+//! ends. Addresses, streams, events, modules and functions come from earlier calls here for the
+//! same device, and are used until they are closed. Each device address and length is within an
+//! allocated or opened range, which the callers have checked.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_uint, c_void};
@@ -58,12 +60,15 @@ const NEEDED: &[&CStr] = &[
     c"cuIpcCloseMemHandle",
 ];
 
-/// Results after which no call works in this process any more, because the context or the device is lost: 46 device unavailable,
-/// 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 226 contained error, 700 illegal address, 702 launch timeout, 709
-/// context destroyed, 710 assertion in a kernel, 714 hardware stack error, 715 illegal instruction, 716 misaligned address, 717
-/// invalid address space, 718 invalid program counter, 719 launch failure, 721 leak of tensor memory, 810 terminated by MPS, 911
-/// external device failed, 999 unknown (returned by a device that has fallen off the bus).
-const PERMANENT: &[u32] = &[46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
+/// Results after which no call works in this process any more, because the context or the device is
+/// lost: 46 device unavailable, 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 226
+/// contained error, 700 illegal address, 702 launch timeout, 709 context destroyed, 710 assertion
+/// in a kernel, 714 hardware stack error, 715 illegal instruction, 716 misaligned address, 717
+/// invalid address space, 718 invalid program counter, 719 launch failure, 721 leak of tensor
+/// memory, 810 terminated by MPS, 911 external device failed, 999 unknown (returned by a device
+/// that has fallen off the bus).
+const PERMANENT: &[u32] =
+    &[46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
 
 /// Threads per block.
 const BLOCK: u32 = 256;
@@ -76,7 +81,8 @@ const MAX_BLOCKS: u64 = 1 << 15;
 pub(super) struct Cudarc {
     /// The result of the search for the driver: the number of devices.
     ready: OnceLock<Result<u32, Fault>>,
-    /// The contexts in use, by device. Locked during the first use of a device, otherwise for a few instructions.
+    /// The contexts in use, by device. Locked during the first use of a device, otherwise for a
+    /// few instructions.
     contexts: Mutex<HashMap<u32, Context>>,
 }
 
@@ -95,11 +101,14 @@ impl Cudarc {
             return Err(Fault::Absent("cannot load the library of the CUDA driver".to_owned()));
         }
         // SAFETY: the library has been found. The symbol is looked up, not called.
-        let has = |name: &&&CStr| unsafe { sys::culib().get::<*const c_void>(name.to_bytes_with_nul()) }.is_ok();
+        let has = |name: &&&CStr| {
+            unsafe { sys::culib().get::<*const c_void>(name.to_bytes_with_nul()) }.is_ok()
+        };
         match NEEDED.iter().find(|name| !has(name)) {
-            Some(name) => {
-                Err(Fault::Absent(format!("the CUDA driver is too old: it has no {}", name.to_string_lossy())))
-            }
+            Some(name) => Err(Fault::Absent(format!(
+                "the CUDA driver is too old: it has no {}",
+                name.to_string_lossy()
+            ))),
             None => Ok(()),
         }
     }
@@ -147,7 +156,9 @@ fn retain(device: u32, count: u32) -> Result<Context, Fault> {
     let number = i32::try_from(device).ok().filter(|_| device < count);
     let Some(number) = number else {
         let failure = if count == 0 { Fault::Absent } else { Fault::Refused };
-        return Err(failure(format!("device {device} does not exist: the driver reports {count} devices")));
+        return Err(failure(format!(
+            "device {device} does not exist: the driver reports {count} devices"
+        )));
     };
     let mut handle = 0;
     let mut context = ptr::null_mut();
@@ -175,12 +186,14 @@ impl Driver for Cudarc {
         let mut handle = 0;
         let mut flags = 0;
         let mut active = 0;
-        // Without `cuInit`, which would affect children that a model forks: code that uses the device has called it.
-        // SAFETY: this call and the next write integers; they return an error if the driver is not initialized.
+        // Without `cuInit`, which would affect children that a model forks: code that uses the
+        // device has called it. SAFETY: this call and the next write integers; they return an error
+        // if the driver is not initialized.
         let found = call(unsafe { sys::cuDeviceGet(&mut handle, number) });
         // SAFETY: as above.
-        let found =
-            found.and_then(|()| call(unsafe { sys::cuDevicePrimaryCtxGetState(handle, &mut flags, &mut active) }));
+        let found = found.and_then(|()| {
+            call(unsafe { sys::cuDevicePrimaryCtxGetState(handle, &mut flags, &mut active) })
+        });
         found.is_ok() && active != 0
     }
 
@@ -192,7 +205,8 @@ impl Driver for Cudarc {
         call(unsafe { sys::cuDeviceGet(&mut handle, i32::try_from(device).unwrap_or(-1)) })?;
         // SAFETY: writes at most the given number of bytes, including the final zero.
         call(unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), 256, handle) })?;
-        let bytes: Vec<u8> = text.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
+        let bytes: Vec<u8> =
+            text.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -214,7 +228,9 @@ impl Driver for Cudarc {
     unsafe fn register(&self, device: u32, start: *mut u8, len: usize) -> Result<(), Fault> {
         self.context(device)?;
         // SAFETY: the caller guarantees that the range is mapped.
-        call(unsafe { sys::cuMemHostRegister_v2(start.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) })
+        call(unsafe {
+            sys::cuMemHostRegister_v2(start.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        })
     }
 
     unsafe fn unregister(&self, device: u32, start: *mut u8) {
@@ -226,8 +242,9 @@ impl Driver for Cudarc {
 
     fn stream(&self, device: u32) -> Result<Stream, Fault> {
         self.context(device)?;
-        // A blocking stream, so that copies by other code in the device's default stream wait for its work: ONNX Runtime makes
-        // such copies of inputs for nodes on the processor, and cannot order them after the stream that uploads the inputs.
+        // A blocking stream, so that copies by other code in the device's default stream wait for
+        // its work: ONNX Runtime makes such copies of inputs for nodes on the processor, and cannot
+        // order them after the stream that uploads the inputs.
         let mut stream = ptr::null_mut();
         let in_turn = sys::CUstream_flags_enum::CU_STREAM_DEFAULT as c_uint;
         // SAFETY: writes the handle.
@@ -237,7 +254,8 @@ impl Driver for Cudarc {
 
     fn close_stream(&self, device: u32, stream: Stream) {
         if self.context(device).is_ok() {
-            // SAFETY: returned by `stream` and closed once. Its work completes before it is destroyed.
+            // SAFETY: returned by `stream` and closed once. Its work completes before it is
+            // destroyed.
             let _ = call(unsafe { sys::cuStreamDestroy_v2(handle(stream.0)) });
         }
     }
@@ -290,31 +308,53 @@ impl Driver for Cudarc {
         Ok(Duration::try_from_secs_f32(milliseconds / 1e3).unwrap_or_default())
     }
 
-    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault> {
+    unsafe fn upload(
+        &self,
+        device: u32,
+        stream: Stream,
+        to: u64,
+        from: *const [u8],
+    ) -> Result<(), Fault> {
         self.context(device)?;
         // SAFETY: the caller keeps the bytes valid, and there is room for them.
         call(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), from.len(), handle(stream.0)) })
     }
 
-    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault> {
+    unsafe fn download(
+        &self,
+        device: u32,
+        stream: Stream,
+        from: u64,
+        into: *mut [u8],
+    ) -> Result<(), Fault> {
         self.context(device)?;
         // SAFETY: the caller keeps the memory valid and does not access it meanwhile.
         call(unsafe { sys::cuMemcpyDtoHAsync_v2(into.cast(), from, into.len(), handle(stream.0)) })
     }
 
-    fn copy(&self, device: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
+    fn copy(
+        &self,
+        device: u32,
+        stream: Stream,
+        from: DeviceMemory,
+        to: DeviceMemory,
+    ) -> Result<(), Fault> {
         let len = from.len().min(to.len());
         if from.device() == to.device() {
             self.context(device)?;
             // SAFETY: open ranges of device memory of at least this length.
-            return call(unsafe { sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), len, handle(stream.0)) });
+            return call(unsafe {
+                sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), len, handle(stream.0))
+            });
         }
         let contexts = (self.context(to.device())?, self.context(from.device())?);
         self.context(device)?;
         let to = to.address();
         let from = from.address();
         // SAFETY: as above, each in its device's context.
-        call(unsafe { sys::cuMemcpyPeerAsync(to, contexts.0, from, contexts.1, len, handle(stream.0)) })
+        call(unsafe {
+            sys::cuMemcpyPeerAsync(to, contexts.0, from, contexts.1, len, handle(stream.0))
+        })
     }
 
     fn zero(&self, device: u32, stream: Stream, memory: DeviceMemory) -> Result<(), Fault> {
@@ -326,7 +366,8 @@ impl Driver for Cudarc {
     fn module(&self, device: u32, source: &CStr) -> Result<Module, Fault> {
         self.context(device)?;
         let mut module = ptr::null_mut();
-        // SAFETY: a string that ends with a zero and is read before the call returns; writes the handle.
+        // SAFETY: a string that ends with a zero and is read before the call returns; writes the
+        // handle.
         call(unsafe { sys::cuModuleLoadData(&mut module, source.as_ptr().cast()) })?;
         Ok(Module(module.expose_provenance()))
     }
@@ -349,14 +390,31 @@ impl Driver for Cudarc {
     ) -> Result<(), Fault> {
         self.context(device)?;
         let mut values = arguments.to_vec();
-        let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
-        let blocks = u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MAX_BLOCKS)).unwrap_or(1);
+        let mut places: Vec<*mut c_void> =
+            values.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
+        let blocks =
+            u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MAX_BLOCKS)).unwrap_or(1);
         let function = handle(function.0);
         let stream = handle(stream.0);
         let extra = ptr::null_mut();
-        // SAFETY: the kernel has this number of parameters, each of 64 bits, which are copied before the call returns. The
-        // addresses and lengths among them are within allocated or opened memory, and aligned.
-        call(unsafe { sys::cuLaunchKernel(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, places.as_mut_ptr(), extra) })
+        // SAFETY: the kernel has this number of parameters, each of 64 bits, which are copied
+        // before the call returns. The addresses and lengths among them are within allocated or
+        // opened memory, and aligned.
+        call(unsafe {
+            sys::cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                BLOCK,
+                1,
+                1,
+                0,
+                stream,
+                places.as_mut_ptr(),
+                extra,
+            )
+        })
     }
 
     fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Fault> {
@@ -366,10 +424,11 @@ impl Driver for Cudarc {
         let mut address = 0;
         let mut start = 0;
         let mut size = 0;
-        // SAFETY: a handle is 64 bytes of any content, which the driver validates; writes the address.
+        // SAFETY: a handle is 64 bytes of any content, which the driver validates; writes the
+        // address.
         let opened = call(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) });
-        // Results that otherwise mean a lost device may be caused by the handle here. If the device is lost, the next check finds
-        // it.
+        // Results that otherwise mean a lost device may be caused by the handle here. If the device
+        // is lost, the next check finds it.
         opened.map_err(|fault| match fault {
             Fault::Permanent(why) => Fault::Refused(why),
             other => other,
@@ -387,7 +446,8 @@ impl Driver for Cudarc {
 
     fn close(&self, device: u32, address: u64) {
         if self.context(device).is_ok() {
-            // SAFETY: the address came from `open` and is no longer used. If the call fails, the memory stays mapped.
+            // SAFETY: the address came from `open` and is no longer used. If the call fails, the
+            // memory stays mapped.
             let _ = call(unsafe { sys::cuIpcCloseMemHandle(address) });
         }
     }
@@ -400,8 +460,9 @@ impl Driver for Cudarc {
 
     fn write(&self, device: u32, address: u64, from: &[u8]) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: `from` has this number of bytes. If its memory is not pinned, the copy from the driver's staging buffer may
-        // still be in progress on return; the synchronization waits for it, so that the client finds the data.
+        // SAFETY: `from` has this number of bytes. If its memory is not pinned, the copy from the
+        // driver's staging buffer may still be in progress on return; the synchronization waits for
+        // it, so that the client finds the data.
         call(unsafe { sys::cuMemcpyHtoD_v2(address, from.as_ptr().cast(), from.len()) })?;
         // SAFETY: waits for the work of this context.
         call(unsafe { sys::cuCtxSynchronize() })

@@ -1,12 +1,13 @@
-//! A driver for tests: its devices are memory of this process, and its kernels are Rust functions that a test supplies by name,
-//! or libraries that compute with the addresses that they receive.
+//! A driver for tests: its devices are memory of this process, and its kernels are Rust functions
+//! that a test supplies by name, or libraries that compute with the addresses that they receive.
 //!
-//! It completes work as late as a real driver may: a download contains garbage until the copy has been waited for. It has a
-//! simulated clock, on which streams run in parallel and copies take time. It panics when two streams use the same memory without
-//! one waiting for the other. A test can make it fail at a given call; a permanent fault then persists.
+//! It completes work as late as a real driver may: a download contains garbage until the copy has
+//! been waited for. It has a simulated clock, on which streams run in parallel and copies take
+//! time. It panics when two streams use the same memory without one waiting for the other. A test
+//! can make it fail at a given call; a permanent fault then persists.
 //!
-//! Contract: the memory of a download is written when the copy is waited for, as by a real device; the caller keeps the memory
-//! valid until then.
+//! Contract: the memory of a download is written when the copy is waited for, as by a real device;
+//! the caller keeps the memory valid until then.
 
 mod memory;
 
@@ -199,7 +200,8 @@ impl Fake {
 }
 
 impl State {
-    /// Like the driver, allows copies of memory that is registered or is not, but refuses partially registered memory.
+    /// Like the driver, allows copies of memory that is registered or is not, but refuses partially
+    /// registered memory.
     fn check_registered(&self, start: usize, len: usize) -> Result<(), Fault> {
         match self.registered.iter().any(|&(from, size): &(usize, usize)| {
             let within = start.max(from)..(start + len).min(from + size);
@@ -237,20 +239,35 @@ impl State {
     }
 
     fn find(&mut self, address: u64, len: usize) -> Result<(&mut Allocation, usize), Fault> {
-        let illegal = || Fault::Permanent("CUDA driver error: an illegal memory access was encountered".to_owned());
-        let (start, allocation) = self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
+        let illegal = || {
+            Fault::Permanent(
+                "CUDA driver error: an illegal memory access was encountered".to_owned(),
+            )
+        };
+        let (start, allocation) =
+            self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
         let at = usize::try_from(address - start).unwrap();
         if at + len > allocation.memory.1 { Err(illegal()) } else { Ok((allocation, at)) }
     }
 
-    fn read(&mut self, address: u64, len: usize, (stream, begin, end): Turn) -> Result<Vec<u8>, Fault> {
+    fn read(
+        &mut self,
+        address: u64,
+        len: usize,
+        (stream, begin, end): Turn,
+    ) -> Result<Vec<u8>, Fault> {
         let (allocation, at) = self.find(address, len)?;
         check(allocation.written, "written", stream, begin);
         allocation.read = Some((stream, end));
         Ok(allocation.memory.read(at, len))
     }
 
-    fn write(&mut self, address: u64, bytes: &[u8], (stream, begin, end): Turn) -> Result<(), Fault> {
+    fn write(
+        &mut self,
+        address: u64,
+        bytes: &[u8],
+        (stream, begin, end): Turn,
+    ) -> Result<(), Fault> {
         let (allocation, at) = self.find(address, bytes.len())?;
         check(allocation.written, "written", stream, begin);
         check(allocation.read, "read", stream, begin);
@@ -262,10 +279,13 @@ impl State {
     /// Completes the downloads that end by then.
     fn settle(&mut self, stream: Option<Stream>, until: u64) {
         self.now = self.now.max(until);
-        for (_, queue) in self.streams.iter_mut().filter(|(one, _)| stream.is_none_or(|stream| stream == **one)) {
+        for (_, queue) in
+            self.streams.iter_mut().filter(|(one, _)| stream.is_none_or(|stream| stream == **one))
+        {
             for (_, into, bytes) in queue.late.extract_if(.., |(end, _, _)| *end <= until) {
                 let into = std::ptr::with_exposed_provenance_mut::<u8>(into);
-                // SAFETY: the length of the destination; the caller of `download` keeps it valid until this is waited for.
+                // SAFETY: the length of the destination; the caller of `download` keeps it valid
+                // until this is waited for.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
             }
         }
@@ -275,7 +295,10 @@ impl State {
 /// Panics if another stream is still using the memory.
 fn check(last: Option<(Stream, u64)>, what: &str, stream: Stream, begin: u64) {
     if let Some((other, until)) = last {
-        assert!(other == stream || until <= begin, "memory is used while another stream has not {what} it yet");
+        assert!(
+            other == stream || until <= begin,
+            "memory is used while another stream has not {what} it yet"
+        );
     }
 }
 
@@ -384,7 +407,13 @@ impl Driver for Fake {
         Ok(Duration::from_nanos(to - from))
     }
 
-    unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault> {
+    unsafe fn upload(
+        &self,
+        _: u32,
+        stream: Stream,
+        to: u64,
+        from: *const [u8],
+    ) -> Result<(), Fault> {
         let mut state = self.call("upload")?;
         state.check_registered(from.addr(), from.len())?;
         // SAFETY: the caller keeps the bytes valid.
@@ -393,19 +422,36 @@ impl Driver for Fake {
         state.write(to, bytes, turn)
     }
 
-    unsafe fn download(&self, _: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault> {
+    unsafe fn download(
+        &self,
+        _: u32,
+        stream: Stream,
+        from: u64,
+        into: *mut [u8],
+    ) -> Result<(), Fault> {
         let mut state = self.call("download")?;
         state.check_registered(into.addr(), into.len())?;
         let turn = state.spend(stream, into.len());
         let bytes = state.read(from, into.len(), turn)?;
         // SAFETY: the caller keeps the memory valid.
         unsafe { into.cast::<u8>().write_bytes(GARBAGE, into.len()) };
-        state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.cast::<u8>().expose_provenance(), bytes));
+        state.streams.get_mut(&stream).unwrap().late.push((
+            turn.2,
+            into.cast::<u8>().expose_provenance(),
+            bytes,
+        ));
         Ok(())
     }
 
-    fn copy(&self, _: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
-        let mut state = self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
+    fn copy(
+        &self,
+        _: u32,
+        stream: Stream,
+        from: DeviceMemory,
+        to: DeviceMemory,
+    ) -> Result<(), Fault> {
+        let mut state =
+            self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
         let start = from.address().max(to.address());
         let end = from.address().min(to.address()) + from.len() as u64;
         assert!(start >= end, "overlapping copies are undefined in the driver");
@@ -432,7 +478,14 @@ impl Driver for Fake {
         Ok(function)
     }
 
-    fn launch(&self, _: u32, stream: Stream, function: Function, arguments: &[u64], threads: u64) -> Result<(), Fault> {
+    fn launch(
+        &self,
+        _: u32,
+        stream: Stream,
+        function: Function,
+        arguments: &[u64],
+        threads: u64,
+    ) -> Result<(), Fault> {
         let mut state = self.call("launch")?;
         let name = state.functions[&function].clone();
         let turn = state.spend(stream, usize::try_from(threads * 8).unwrap());

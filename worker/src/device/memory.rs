@@ -6,8 +6,8 @@ use pharos_backend::DeviceMemory;
 
 use super::{Cuda, Fault, OWN};
 
-/// Whether a kernel of the instance's device may access memory as elements of `size` bytes. A misaligned access would destroy the
-/// context of the process.
+/// Whether a kernel of the instance's device may access memory as elements of `size` bytes. A
+/// misaligned access would destroy the context of the process.
 pub(crate) fn is_usable(memory: DeviceMemory, size: usize) -> bool {
     memory.device() == OWN && memory.address().is_multiple_of(size.max(1) as u64)
 }
@@ -43,8 +43,8 @@ impl Drop for Buffer {
 /// The minimum allocation, in bytes.
 const LEAST: usize = 64 << 10;
 
-/// Buffers for the next batch. Sizes are rounded up to powers of two and the smallest sufficient buffer is used, so that batches
-/// of varying sizes soon need no allocations.
+/// Buffers for the next batch. Sizes are rounded up to powers of two and the smallest sufficient
+/// buffer is used, so that batches of varying sizes soon need no allocations.
 pub(crate) struct Pool {
     cuda: Arc<Cuda>,
     free: Vec<Buffer>,
@@ -74,7 +74,8 @@ impl Pool {
         }
     }
 
-    /// Keeps a buffer for reuse. The work that used it is done, or is ordered before the next use in the same stream.
+    /// Keeps a buffer for reuse. The work that used it is done, or is ordered before the next use
+    /// in the same stream.
     pub(crate) fn put(&mut self, buffer: Buffer) {
         self.free.push(buffer);
     }

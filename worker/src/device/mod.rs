@@ -1,8 +1,9 @@
-//! Access to GPUs from this process. [`Driver`] abstracts the CUDA driver, so that all other code is tested without a GPU.
+//! Access to GPUs from this process. [`Driver`] abstracts the CUDA driver, so that all other code
+//! is tested without a GPU.
 //!
-//! Instances on CPUs never use this module, except for client memory on a device. After a permanent fault ([`Fault::Permanent`])
-//! the process makes no further driver calls: it answers its batch, reports the fault and ends, because only a new process gets a
-//! working context.
+//! Instances on CPUs never use this module, except for client memory on a device. After a permanent
+//! fault ([`Fault::Permanent`]) the process makes no further driver calls: it answers its batch,
+//! reports the fault and ends, because only a new process gets a working context.
 
 #[allow(unsafe_code)]
 mod calls;
@@ -84,7 +85,10 @@ impl Cuda {
     }
 
     /// Calls the driver, unless a permanent fault has occurred.
-    pub(crate) fn call<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn call<T>(
+        &self,
+        call: impl FnOnce(&dyn Driver) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         if let Some(why) = self.broken.get() {
             return Err(Fault::Permanent(why.clone()));
         }
@@ -98,7 +102,10 @@ impl Cuda {
     /// Returns the message with which the process must end if the device is permanently broken.
     pub(crate) fn broken(&self) -> Option<String> {
         let why = self.broken.get()?;
-        Some(format!("{} is no longer usable: {why}; the worker process must be replaced", self.device_name()))
+        Some(format!(
+            "{} is no longer usable: {why}; the worker process must be replaced",
+            self.device_name()
+        ))
     }
 
     /// Whether device memory is the process's memory, as in tests.
@@ -111,8 +118,9 @@ impl Cuda {
         self.device.as_ref()
     }
 
-    /// Checks whether an error of a framework has permanently broken the instance's device: the framework shares this process's
-    /// context, in which every call fails from then on. Does nothing unless `doubtful`.
+    /// Checks whether an error of a framework has permanently broken the instance's device: the
+    /// framework shares this process's context, in which every call fails from then on. Does
+    /// nothing unless `doubtful`.
     pub(crate) fn check_after_failure(&self, doubtful: bool) {
         if !doubtful || self.device.is_none() {
             return;
@@ -156,7 +164,8 @@ impl Cuda {
         let position = device.visible.iter().position(|visible| *visible == number);
         position.and_then(|position| u32::try_from(position).ok()).ok_or_else(|| {
             Fault::Refused(format!(
-                "it is on GPU {number}, which is not visible to an instance on GPU {}; visible: {:?}",
+                "it is on GPU {number}, which is not visible to an instance on GPU {}; visible: \
+                 {:?}",
                 device.number, device.visible
             ))
         })

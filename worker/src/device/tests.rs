@@ -61,8 +61,13 @@ fn copies_that_do_not_fit_are_refused() {
     let mut into = [0; 3];
     let mut work = queues.begin().unwrap();
     let elsewhere = DeviceMemory::new(1, 1 << 41, 3);
-    assert!(work.upload(b"abc", buffer.first(4)).is_err() && work.upload(b"abc", elsewhere).is_err());
-    assert!(work.bring(buffer.first(4), buffer.first(3)).is_err() && work.send(elsewhere, buffer.first(4)).is_err());
+    assert!(
+        work.upload(b"abc", buffer.first(4)).is_err() && work.upload(b"abc", elsewhere).is_err()
+    );
+    assert!(
+        work.bring(buffer.first(4), buffer.first(3)).is_err()
+            && work.send(elsewhere, buffer.first(4)).is_err()
+    );
     assert!(work.download(elsewhere, &mut into).is_err());
     drop(work);
     let too_small = Owned(vec![0; 1 << 20]);
@@ -85,7 +90,11 @@ fn a_failure_of_a_framework_may_have_broken_the_device() {
     assert_eq!((fake.count("event"), cuda.broken()), (0, None), "the device is not in use");
     fake.activate();
     cuda.check_after_failure(true);
-    assert_eq!((fake.count("event"), fake.handles(), cuda.broken()), (1, 0, None), "an ordinary failure");
+    assert_eq!(
+        (fake.count("event"), fake.handles(), cuda.broken()),
+        (1, 0, None),
+        "an ordinary failure"
+    );
     fake.fail("event", 0, Fault::Permanent("an illegal address".into()));
     cuda.check_after_failure(true);
     assert!(cuda.broken().unwrap().contains("an illegal address"));
@@ -100,7 +109,10 @@ fn buffers_are_reused_for_similar_sizes() {
     let mut pool = Pool::new(cuda(&fake));
     let small = pool.take(1).unwrap();
     let large = pool.take(100_000).unwrap();
-    assert_eq!((small.first(usize::MAX).len(), large.first(usize::MAX).len()), (64 << 10, 128 << 10));
+    assert_eq!(
+        (small.first(usize::MAX).len(), large.first(usize::MAX).len()),
+        (64 << 10, 128 << 10)
+    );
     let address = small.first(0).address();
     pool.put(large);
     pool.put(small);

@@ -1,9 +1,11 @@
-//! Work of a batch on the device: uploads, kernels and downloads, each in a separate stream, so that the downloads of one output
-//! overlap the computation of the next, and the uploads of the next batch overlap this one.
+//! Work of a batch on the device: uploads, kernels and downloads, each in a separate stream, so
+//! that the downloads of one output overlap the computation of the next, and the uploads of the
+//! next batch overlap this one.
 //!
-//! Contract: copies use bytes of the process after the call returns. [`Work`] borrows the bytes, waits for its copies before it
-//! is dropped, and is never leaked (it is passed to no code that could). A [`Prefetch`] owns its source and waits too. Ranges of
-//! device memory belong to buffers and regions that were checked on creation; lengths are checked here.
+//! Contract: copies use bytes of the process after the call returns. [`Work`] borrows the bytes,
+//! waits for its copies before it is dropped, and is never leaked (it is passed to no code that
+//! could). A [`Prefetch`] owns its source and waits too. Ranges of device memory belong to buffers
+//! and regions that were checked on creation; lengths are checked here.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ pub(crate) struct Queues {
 /// The times of a batch on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spans {
-    /// Waiting time for its inputs: the part of their copies that did not overlap the previous batch.
+    /// Waiting time for its inputs: the part of their copies that did not overlap the previous
+    /// batch.
     pub(crate) inputs: Duration,
     /// Time of the computation.
     pub(crate) computing: Duration,
@@ -58,8 +61,8 @@ impl Queues {
         })
     }
 
-    /// Returns the driver's handle of the stream for kernels, for a library that computes in a given stream. Valid as long as
-    /// this value.
+    /// Returns the driver's handle of the stream for kernels, for a library that computes in a
+    /// given stream. Valid as long as this value.
     pub(crate) fn compute_stream(&self) -> usize {
         self.compute.0
     }
@@ -79,15 +82,21 @@ impl Queues {
     ///
     /// # Errors
     /// The driver's error, or the buffer is too small.
-    pub(crate) fn ahead(&self, from: Box<dyn CopySource>, buffer: Buffer) -> Result<Prefetch, Fault> {
-        let ahead = Prefetch { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
+    pub(crate) fn ahead(
+        &self,
+        from: Box<dyn CopySource>,
+        buffer: Buffer,
+    ) -> Result<Prefetch, Fault> {
+        let ahead =
+            Prefetch { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
         let bytes = ahead.from.bytes();
         let to = ahead.memory();
         if bytes.len() != to.len() {
             return Err(Fault::Refused("a buffer is too small".to_owned()));
         }
         self.cuda.call(|driver| {
-            // SAFETY: `ahead` keeps the bytes in place, and waits for the copy when it is dropped; the lengths are equal.
+            // SAFETY: `ahead` keeps the bytes in place, and waits for the copy when it is dropped;
+            // the lengths are equal.
             unsafe { driver.upload(OWN, self.upload, to.address(), bytes) }
         })?;
         Ok(ahead)
@@ -97,7 +106,9 @@ impl Queues {
 impl Drop for Queues {
     fn drop(&mut self) {
         let _ = self.cuda.call(|driver| {
-            [self.upload, self.compute, self.download].into_iter().for_each(|stream| driver.close_stream(OWN, stream));
+            [self.upload, self.compute, self.download]
+                .into_iter()
+                .for_each(|stream| driver.close_stream(OWN, stream));
             let events = [self.start, self.uploaded, self.ready, self.computed, self.end];
             events.into_iter().for_each(|event| driver.close_event(OWN, event));
             Ok(())
@@ -137,7 +148,8 @@ impl Prefetch {
         self.buffer.as_ref().map_or(DeviceMemory::new(OWN, 0, 0), |buffer| buffer.first(len))
     }
 
-    /// Returns the buffer, once the work that uses it is done. Dropping an unused `Prefetch` waits for its copy.
+    /// Returns the buffer, once the work that uses it is done. Dropping an unused `Prefetch` waits
+    /// for its copy.
     pub(crate) fn into_buffer(mut self) -> Option<Buffer> {
         self.buffer.take()
     }
@@ -151,7 +163,8 @@ impl Drop for Prefetch {
     }
 }
 
-/// A batch on the device. Its borrows last until it is dropped, and dropping it waits for all work that it began.
+/// A batch on the device. Its borrows last until it is dropped, and dropping it waits for all work
+/// that it began.
 pub(crate) struct Work<'m> {
     queues: &'m Queues,
     began: Instant,
@@ -177,7 +190,8 @@ impl<'m> Work<'m> {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: borrowed for longer than this value lives, which waits for the copy; the lengths agree.
+        // SAFETY: borrowed for longer than this value lives, which waits for the copy; the lengths
+        // agree.
         self.call(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), from) })
     }
 
@@ -202,15 +216,25 @@ impl<'m> Work<'m> {
     }
 
     /// Runs a kernel.
-    pub(crate) fn launch(&mut self, function: Function, arguments: &[u64], threads: u64) -> Result<(), Fault> {
+    pub(crate) fn launch(
+        &mut self,
+        function: Function,
+        arguments: &[u64],
+        threads: u64,
+    ) -> Result<(), Fault> {
         if threads == 0 {
             return Ok(());
         }
         self.call(|driver| driver.launch(OWN, self.queues.compute, function, arguments, threads))
     }
 
-    /// Announces that a library is about to compute in [`Queues::compute_stream`], reading `from` and writing `to`.
-    pub(crate) fn foreign_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
+    /// Announces that a library is about to compute in [`Queues::compute_stream`], reading `from`
+    /// and writing `to`.
+    pub(crate) fn foreign_compute(
+        &mut self,
+        from: &[DeviceMemory],
+        to: &[DeviceMemory],
+    ) -> Result<(), Fault> {
         self.call(|driver| driver.foreign_compute(OWN, self.queues.compute, from, to))
     }
 
@@ -232,7 +256,9 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         // SAFETY: as in `upload`, and borrowed exclusively.
-        self.call(|driver| unsafe { driver.download(OWN, self.queues.download, from.address(), into) })
+        self.call(|driver| unsafe {
+            driver.download(OWN, self.queues.download, from.address(), into)
+        })
     }
 
     /// Copies an output to its destination on this or another device.
@@ -260,7 +286,11 @@ impl<'m> Work<'m> {
         if from.len() != to.len() {
             return Err(misfit());
         }
-        if from.is_empty() { Ok(()) } else { self.call(|driver| driver.copy(OWN, stream, from, to)) }
+        if from.is_empty() {
+            Ok(())
+        } else {
+            self.call(|driver| driver.copy(OWN, stream, from, to))
+        }
     }
 }
 

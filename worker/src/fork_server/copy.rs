@@ -1,8 +1,9 @@
 //! Makes a copy of this process, and makes the copy the process that the frontend has asked for.
 //!
-//! Contract: this process has one thread, which the fork server has checked before its first copy and which starts none. So the
-//! copy has all threads and no lock that another thread holds, and no other thread reads the environment while it changes. The
-//! numbers that files of a request get are listed in `pharos::wire::descriptors` or are standard streams, and no other code owns
+//! Contract: this process has one thread, which the fork server has checked before its first copy
+//! and which starts none. So the copy has all threads and no lock that another thread holds, and no
+//! other thread reads the environment while it changes. The numbers that files of a request get are
+//! listed in `pharos::wire::descriptors` or are standard streams, and no other code owns
 //! them: the fork server has moved its own descriptors above them.
 
 use std::io;
@@ -54,7 +55,8 @@ impl Copied {
     pub(super) fn becomes(self, request: &ForkRequest, files: Vec<OwnedFd>) -> io::Result<()> {
         setpgid(None, None)?;
         let all = files.into_iter().zip(request.descriptors.iter().copied());
-        let (entrance, files): (Vec<_>, Vec<_>) = all.partition(|(_, number)| *number == CONTROL_GROUP);
+        let (entrance, files): (Vec<_>, Vec<_>) =
+            all.partition(|(_, number)| *number == CONTROL_GROUP);
         for (entrance, _) in entrance {
             rustix::io::write(entrance, b"0")?;
         }
@@ -70,7 +72,9 @@ impl Copied {
             let _ = sched_setaffinity(None, &processors);
         }
         // First away from the numbers that they get.
-        let moved = files.into_iter().map(|(file, number)| Ok((rustix::io::fcntl_dupfd_cloexec(&file, FREE)?, number)));
+        let moved = files
+            .into_iter()
+            .map(|(file, number)| Ok((rustix::io::fcntl_dupfd_cloexec(&file, FREE)?, number)));
         for (file, number) in moved.collect::<io::Result<Vec<_>>>()? {
             let flags = if number <= libc::STDERR_FILENO { 0 } else { libc::O_CLOEXEC };
             // SAFETY: no other code owns this number (contract above).

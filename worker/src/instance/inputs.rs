@@ -1,11 +1,14 @@
-//! The inputs of a batch: in the input arena, at the locations that a frame gives, or in client memory, used in place or copied.
+//! The inputs of a batch: in the input arena, at the locations that a frame gives, or in client
+//! memory, used in place or copied.
 //!
-//! A request whose region cannot be used, or was truncated meanwhile, fails without affecting the others of its batch, which are
-//! executed with zeros in its place. A backend reads such memory directly only if it tolerates concurrent writes
-//! ([`Backend::tolerates_concurrent_writes`](pharos_backend::Backend::tolerates_concurrent_writes)), if the request is alone in
-//! its batch, and for elements of a fixed size: it never receives strings whose framing a client can still change. A backend that
-//! takes device memory ([`Backend::takes_device_memory`](pharos_backend::Backend::takes_device_memory)) reads it there, also for
-//! the individual requests of a batch.
+//! A request whose region cannot be used, or was truncated meanwhile, fails without affecting the
+//! others of its batch, which are executed with zeros in its place. A backend reads such memory
+//! directly only if it tolerates concurrent writes
+//! ([`Backend::tolerates_concurrent_writes`](pharos_backend::Backend::tolerates_concurrent_writes)),
+//! if the request is alone in its batch, and for elements of a fixed size: it never receives
+//! strings whose framing a client can still change. A backend that takes device memory
+//! ([`Backend::takes_device_memory`](pharos_backend::Backend::takes_device_memory)) reads it there,
+//! also for the individual requests of a batch.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::ModelConfig;
@@ -50,7 +53,11 @@ fn name_of<'a>(config: &'a ModelConfig, block: &InputBlock) -> Result<&'a str, I
 }
 
 /// Returns the bytes of an input in the arena.
-fn bytes_of<'a>(memory: &'a InputArena, block: &InputBlock, name: &str) -> Result<&'a [u8], InferError> {
+fn bytes_of<'a>(
+    memory: &'a InputArena,
+    block: &InputBlock,
+    name: &str,
+) -> Result<&'a [u8], InferError> {
     let data = memory.bytes(block.offset, block.len);
     data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))
 }
@@ -61,8 +68,13 @@ pub(super) fn uses_regions(execute: &Execute) -> bool {
 }
 
 /// Opens the regions of a batch. Returns the requests with a region that cannot be used.
-pub(super) fn open(regions: &mut RegionTable, execute: &Execute, arenas: &Arenas) -> Vec<(u32, InferError)> {
-    let opened = used_regions(execute).filter_map(|(request, region)| Some((request, regions.open(region).err()?)));
+pub(super) fn open(
+    regions: &mut RegionTable,
+    execute: &Execute,
+    arenas: &Arenas,
+) -> Vec<(u32, InferError)> {
+    let opened = used_regions(execute)
+        .filter_map(|(request, region)| Some((request, regions.open(region).err()?)));
     let unusable = opened.collect();
     // Before the errors, so that the next request finds the regions announced again.
     regions.take_lost().iter().for_each(|frame| arenas.send(frame));
@@ -115,7 +127,8 @@ struct NamedInput<'i> {
 type Wrong = Vec<(u32, InferError)>;
 
 impl<'a> Gatherer<'_, 'a> {
-    /// Returns the locations of an input's parts if some are on a device and the backend reads them there; otherwise `None`.
+    /// Returns the locations of an input's parts if some are on a device and the backend reads them
+    /// there; otherwise `None`.
     fn sources(&mut self, input: NamedInput<'_>) -> Result<Option<Vec<Source<'a>>>, InferError> {
         let NamedInput { block, name } = input;
         let regions = self.memory.regions();
@@ -138,7 +151,9 @@ impl<'a> Gatherer<'_, 'a> {
         for piece in &block.pieces {
             let source = match piece.region {
                 0 => Source::Host(in_arena(arena, piece, name)?),
-                _ if failed(piece) => Source::Zeros(usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?),
+                _ if failed(piece) => {
+                    Source::Zeros(usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?)
+                }
                 _ => match on_device(piece)
                     .map(Source::Device)
                     .or_else(|| regions.in_place(range_of(piece)).map(Source::Host))
@@ -179,14 +194,19 @@ impl<'a> Gatherer<'_, 'a> {
         Ok((Gathered::Copied(buffer), wrong))
     }
 
-    fn gather_fixed(&self, input: NamedInput<'_>, wrong: &mut Wrong) -> Result<AlignedBuffer, InferError> {
+    fn gather_fixed(
+        &self,
+        input: NamedInput<'_>,
+        wrong: &mut Wrong,
+    ) -> Result<AlignedBuffer, InferError> {
         let NamedInput { block: InputBlock { pieces, .. }, name } = input;
         let len: u64 = pieces.iter().map(|piece| piece.len).sum();
         let mut buffer = AlignedBuffer::zeroed(usize::try_from(len).map_err(|_| no_memory(len))?);
         let mut rest = buffer.as_mut_slice();
         for piece in pieces {
             let len = usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?;
-            let (into, after) = rest.split_at_mut_checked(len).ok_or_else(|| no_memory(piece.len))?;
+            let (into, after) =
+                rest.split_at_mut_checked(len).ok_or_else(|| no_memory(piece.len))?;
             rest = after;
             match piece.region {
                 0 => into.copy_from_slice(in_arena(self.arena, piece, name)?),
@@ -200,10 +220,14 @@ impl<'a> Gatherer<'_, 'a> {
         Ok(buffer)
     }
 
-    /// Strings are copied before they are checked, so that their lengths cannot change any more. If the framing is invalid or the
-    /// number of elements is wrong, they are replaced by that number of empty strings; the frontend has checked that there is
-    /// room.
-    fn gather_texts(&self, input: NamedInput<'_>, wrong: &mut Wrong) -> Result<AlignedBuffer, InferError> {
+    /// Strings are copied before they are checked, so that their lengths cannot change any more. If
+    /// the framing is invalid or the number of elements is wrong, they are replaced by that number
+    /// of empty strings; the frontend has checked that there is room.
+    fn gather_texts(
+        &self,
+        input: NamedInput<'_>,
+        wrong: &mut Wrong,
+    ) -> Result<AlignedBuffer, InferError> {
         let NamedInput { block: InputBlock { pieces, .. }, name } = input;
         let mut all: Vec<Vec<u8>> = Vec::new();
         for piece in pieces {
@@ -214,11 +238,15 @@ impl<'a> Gatherer<'_, 'a> {
             let mut own = vec![0; usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?];
             let read = match self.unusable.contains(&piece.request) {
                 true => Err(None),
-                false => self.memory.regions().read(piece.region, piece.offset, &mut own).map_err(Some),
+                false => {
+                    self.memory.regions().read(piece.region, piece.offset, &mut own).map_err(Some)
+                }
             };
             let read = read.and_then(|()| {
                 let checked = check_strings(name, self.model, &[&own], piece.elements);
-                checked.map_err(|wrong| Some(self.wrong_texts(piece.request, wrong.message, wrong.prefixed)))
+                checked.map_err(|wrong| {
+                    Some(self.wrong_texts(piece.request, wrong.message, wrong.prefixed))
+                })
             });
             if let Err(error) = read {
                 wrong.extend(error.map(|error| (piece.request, error)));
@@ -248,7 +276,8 @@ fn no_memory(len: u64) -> InferError {
     run_error(format!("{len} bytes of input do not fit in memory"))
 }
 
-/// Gathers the inputs of a batch with some in client memory. Requests with errors have failed when this returns.
+/// Gathers the inputs of a batch with some in client memory. Requests with errors have failed when
+/// this returns.
 ///
 /// # Errors
 /// The batch contradicts its frame.
@@ -287,12 +316,22 @@ pub(super) fn inputs<'b>(
         let name = name_of(config, block)?;
         let data = gathered.as_slice();
         let pieces = gathered.pieces();
-        Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data, pieces })
+        Ok(Input {
+            index: usize::from(block.input),
+            name,
+            datatype: block.datatype,
+            shape: &block.shape,
+            data,
+            pieces,
+        })
     });
     inputs.collect()
 }
 
-/// Whether executing a batch is pointless because these requests have failed. A sequence must not skip a step.
+/// Whether executing a batch is pointless because these requests have failed. A sequence must not
+/// skip a step.
 pub(super) fn all_failed(batch: &Batch<'_>, unusable: &[u32]) -> bool {
-    (0u32..).zip(batch.requests).all(|(position, request)| unusable.contains(&position) && request.sequence.is_none())
+    (0u32..)
+        .zip(batch.requests)
+        .all(|(position, request)| unusable.contains(&position) && request.sequence.is_none())
 }

@@ -1,4 +1,5 @@
-//! A real instance of a backend that keeps its inputs and responders, over a connection whose other end the test holds.
+//! A real instance of a backend that keeps its inputs and responders, over a connection whose other
+//! end the test holds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,8 +13,8 @@ use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::DataType;
 use pharos::wire::{
-    Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_CALL_LOAN, InputBlock, PREFIX, ToFrontend,
-    ToWorker, decode_to_frontend, flags, payload_length,
+    Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_CALL_LOAN, InputBlock,
+    PREFIX, ToFrontend, ToWorker, decode_to_frontend, flags, payload_length,
 };
 use pharos_backend::runtime::wire_error;
 use pharos_backend::{Call, CallRequest, Content, Memory, Reply, ReplyOutput, Responder};
@@ -44,7 +45,12 @@ struct Keeper {
 
 fn passed_on(input: &Received) -> Reply {
     let shape = vec![i64::try_from(input.len()).unwrap()];
-    let output = ReplyOutput { output: 0, datatype: DataType::Uint8, shape, content: Content::Received(input.clone()) };
+    let output = ReplyOutput {
+        output: 0,
+        datatype: DataType::Uint8,
+        shape,
+        content: Content::Received(input.clone()),
+    };
     Reply { outputs: vec![output], ..Reply::default() }
 }
 
@@ -88,7 +94,8 @@ struct Frontend {
 fn start(what: What, decoupled: bool) -> Frontend {
     let config = format!(
         "backend: 'keeper' model_transaction_policy {{ decoupled: {decoupled} }}
-         input {{ name: 'IN' data_type: TYPE_UINT8 dims: -1 }} output {{ name: 'OUT' data_type: TYPE_UINT8 dims: -1 }}"
+         input {{ name: 'IN' data_type: TYPE_UINT8 dims: -1 }} output {{ name: 'OUT' data_type: \
+         TYPE_UINT8 dims: -1 }}"
     );
     let draft = Draft::from_text(&config, "config.pbtxt").unwrap();
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
@@ -104,15 +111,20 @@ fn start(what: What, decoupled: bool) -> Frontend {
     socket.set_read_timeout(Duration::from_secs(10));
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let (runtime, regions) =
-        crate::open(&load(config.encode()), reader, sender.clone(), descriptors, Cuda::new(None)).unwrap();
+        crate::open(&load(config.encode()), reader, sender.clone(), descriptors, Cuda::new(None))
+            .unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
     let (ends, ended) = mpsc::channel();
     let (executing, executed) = mpsc::channel();
     let main = runtime.clone();
     thread::spawn(move || {
-        let mut instance =
-            Instance::new(Box::new(Keeper { what, kept, inputs }), config, main.clone(), regions.clone());
+        let mut instance = Instance::new(
+            Box::new(Keeper { what, kept, inputs }),
+            config,
+            main.clone(),
+            regions.clone(),
+        );
         while let Ok(Some(frame)) = main.session().connection.receive() {
             let ToWorker::Execute(execute) = frame else { break };
             let Executed { done, kept, .. } = instance.execute(&execute);
@@ -137,7 +149,8 @@ fn start(what: What, decoupled: bool) -> Frontend {
 }
 
 impl Frontend {
-    /// Executes the first batch, whose request the backend keeps; returns its responder and its input.
+    /// Executes the first batch, whose request the backend keeps; returns its responder and its
+    /// input.
     fn kept_request(&mut self) -> (Responder, Received) {
         self.execute(1, b"x");
         assert_eq!(self.done().open, [0]);
@@ -187,7 +200,8 @@ impl Frontend {
         let len = input.len() as u64;
         let shape = vec![i64::try_from(len).unwrap()];
         let datatype = DataType::Uint8;
-        let inputs = vec![InputBlock { input: 0, datatype, shape, offset, len, pieces: Vec::new() }];
+        let inputs =
+            vec![InputBlock { input: 0, datatype, shape, offset, len, pieces: Vec::new() }];
         let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
         let outputs = vec![];
         let released = vec![];
@@ -222,13 +236,15 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         let (second, _) = frontend.kept.recv().unwrap();
         assert_eq!(&*input, b"first");
         assert!(!first.ended() && !first.is_cancelled());
-        let memory = |bytes: &[u8]| Memory::copy_of(&frontend.runtime.session().arenas, bytes).unwrap();
+        let memory =
+            |bytes: &[u8]| Memory::copy_of(&frontend.runtime.session().arenas, bytes).unwrap();
         let content = Content::Memory(memory(b"answer"));
         let shape = vec![6];
         let output = ReplyOutput { output: 0, datatype: DataType::Uint8, shape, content };
         first.respond(Reply { outputs: vec![output], ..Reply::default() }, true).unwrap();
         assert!(first.ended() && first.respond(Reply::default(), true).is_err());
-        // The main thread returns the input that was not kept, and this thread answers, in any order.
+        // The main thread returns the input that was not kept, and this thread answers, in any
+        // order.
         let mut frames = [frontend.read(), frontend.read()];
         frames.sort_by_key(|frame| matches!(frame, ToFrontend::Response(_)));
         let [returned, ToFrontend::Response(response)] = frames else { panic!("{frames:?}") };
@@ -279,7 +295,10 @@ fn an_input_is_passed_on_without_a_copy_unless_it_is_kept() {
     let input = frontend.inputs_kept.recv().unwrap();
     let address = input.as_ptr().addr();
     assert_eq!(frontend.runtime.locate(address + 1, 3).as_deref(), Some(&b"ell"[..]));
-    assert!(frontend.runtime.locate(address, 6).is_none() && frontend.runtime.locate(address - 1, 2).is_none());
+    assert!(
+        frontend.runtime.locate(address, 6).is_none()
+            && frontend.runtime.locate(address - 1, 2).is_none()
+    );
     drop(input);
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![1]));
     assert!(frontend.runtime.locate(address, 1).is_none());
@@ -290,7 +309,8 @@ fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
     let mut frontend = start(What::Keep, true);
     let (responder, input) = frontend.kept_request();
     let sender = thread::spawn(move || {
-        let sent = (0..).take_while(|_| responder.respond(passed_on(&input), false).is_ok()).count();
+        let sent =
+            (0..).take_while(|_| responder.respond(passed_on(&input), false).is_ok()).count();
         (sent, responder.is_cancelled(), responder.ended())
     });
     for _ in 0..CREDITS {
@@ -336,7 +356,12 @@ fn content_too_long_for_a_message_is_refused_without_other_effects() {
 #[test]
 fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
     let mut frontend = start(What::Keep, false);
-    let request = || CallRequest { model: "other".into(), id: "i".into(), decoupled: true, ..CallRequest::default() };
+    let request = || CallRequest {
+        model: "other".into(),
+        id: "i".into(),
+        decoupled: true,
+        ..CallRequest::default()
+    };
     let call = || Call { request: request(), ..Call::default() };
     let mut first = frontend.runtime.call(call()).unwrap();
     let mut second = frontend.runtime.call(call()).unwrap();
@@ -347,15 +372,27 @@ fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
     let numbers = [number(frontend.read()), number(frontend.read())];
     let second = thread::spawn(move || second.next().unwrap().err().unwrap());
     assert!(frontend.inputs.copy_in(8192, b"data"));
-    let output = AnswerOutput { name: "Y".into(), datatype: DataType::Uint8, shape: vec![4], offset: 8192, len: 4 };
+    let output = AnswerOutput {
+        name: "Y".into(),
+        datatype: DataType::Uint8,
+        shape: vec![4],
+        offset: 8192,
+        len: 4,
+    };
     let answer = |call, loan| Answer { call, loan, version: "2".into(), ..Answer::default() };
-    frontend.send(&ToWorker::Answer(Answer { outputs: vec![output], ..answer(numbers[0], FIRST_CALL_LOAN) }));
+    frontend.send(&ToWorker::Answer(Answer {
+        outputs: vec![output],
+        ..answer(numbers[0], FIRST_CALL_LOAN)
+    }));
     let error = InferError::new(ErrorCode::NotFound, Reason::Backend, "no such model");
     let error = Some(wire_error(error));
     frontend.send(&ToWorker::Answer(Answer { error, last: true, ..answer(numbers[1], 0) }));
     assert_eq!(second.join().unwrap().message, "no such model");
     let called = first.next().unwrap().unwrap();
-    assert_eq!((called.version.as_str(), called.id.as_str(), &*called.outputs[0].data), ("2", "i", &b"data"[..]));
+    assert_eq!(
+        (called.version.as_str(), called.id.as_str(), &*called.outputs[0].data),
+        ("2", "i", &b"data"[..])
+    );
     assert_eq!(frontend.read(), ToFrontend::Taken(numbers[0], 1));
     drop(called);
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_CALL_LOAN]));
@@ -373,7 +410,10 @@ fn a_response_with_a_duplicate_output_is_refused_and_the_request_stays_open() {
     let mut twice = passed_on(&input);
     twice.outputs.extend(passed_on(&input).outputs);
     let error = responder.respond(twice, true).unwrap_err();
-    assert!(error.message.contains("output 0 is in the response twice") && !responder.ended(), "{error}");
+    assert!(
+        error.message.contains("output 0 is in the response twice") && !responder.ended(),
+        "{error}"
+    );
     responder.respond(passed_on(&input), true).unwrap();
     assert_eq!(frontend.response().outputs.len(), 1);
 }

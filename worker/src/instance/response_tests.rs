@@ -1,5 +1,5 @@
-//! A real instance of the function `repeat` over a connection whose other end the test holds: which frames it sends, when it waits,
-//! and how it handles frames that arrive meanwhile.
+//! A real instance of the function `repeat` over a connection whose other end the test holds: which
+//! frames it sends, when it waits, and how it handles frames that arrive meanwhile.
 
 #![allow(clippy::panic)]
 
@@ -13,8 +13,8 @@ use pharos::metrics::channel;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::{
-    self, BatchRequest, CREDITS, Credits, Done, Execute, InputBlock, PREFIX, Resumed, ToFrontend, ToWorker,
-    decode_to_frontend, flags, payload_length,
+    self, BatchRequest, CREDITS, Credits, Done, Execute, InputBlock, PREFIX, Resumed, ToFrontend,
+    ToWorker, decode_to_frontend, flags, payload_length,
 };
 
 use pharos::tensor::DataType;
@@ -25,7 +25,8 @@ use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
 
 const CONFIG: &str = "backend: 'test' model_transaction_policy { decoupled: true }
-    input { name: 'IN' data_type: TYPE_INT32 dims: -1 } output { name: 'OUT' data_type: TYPE_INT32 dims: 1 }
+    input { name: 'IN' data_type: TYPE_INT32 dims: -1 } output { name: 'OUT' data_type: TYPE_INT32 \
+                      dims: 1 }
     parameters { key: 'function' value { string_value: 'repeat' } }";
 const BYTES: u64 = 1 << 20;
 const ELEMENTS: u32 = 100;
@@ -54,11 +55,21 @@ fn execute(len: u64) -> Execute {
     let released = vec![];
     let placements = vec![];
     let elements = vec![];
-    Execute { batch: 7, requests, inputs, outputs, released, flags: 1, placements, elements, resumed: vec![] }
+    Execute {
+        batch: 7,
+        requests,
+        inputs,
+        outputs,
+        released,
+        flags: 1,
+        placements,
+        elements,
+        resumed: vec![],
+    }
 }
 
-/// Starts an instance that executes one batch of one request with [`ELEMENTS`] elements, and then reads until
-/// the connection is closed.
+/// Starts an instance that executes one batch of one request with [`ELEMENTS`] elements, and then
+/// reads until the connection is closed.
 fn start() -> Frontend {
     resume(Vec::new())
 }
@@ -83,7 +94,8 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let worker = thread::spawn(move || {
         let opened = crate::open(&load, reader, sender.clone(), descriptors, Cuda::new(None));
         let (runtime, regions) = opened.unwrap();
-        let mut instance = Instance::load(&load, runtime.clone(), regions, &tests::backends()).unwrap();
+        let mut instance =
+            Instance::load(&load, runtime.clone(), regions, &tests::backends()).unwrap();
         let Executed { done, panicked, .. } = instance.execute(&execute);
         assert!(!panicked);
         sender.send(&ToFrontend::Done(done.clone())).unwrap();
@@ -154,7 +166,8 @@ fn a_worker_waits_for_credit_and_keeps_frames_that_arrive_meanwhile() {
     let first = frontend.responses(CREDITS);
     assert_eq!(first.outputs.len(), 1);
     assert!(frontend.is_quiet());
-    // For another batch, for no batch, and for this batch without new credit: only wakes the worker.
+    // For another batch, for no batch, and for this batch without new credit: only wakes the
+    // worker.
     frontend.credits(6, 5, Vec::new());
     frontend.credits(7, 0, Vec::new());
     let meanwhile = [ToWorker::Metrics("mode: both".into()), ToWorker::Release(vec![u64::MAX])];
@@ -167,7 +180,9 @@ fn a_worker_waits_for_credit_and_keeps_frames_that_arrive_meanwhile() {
     // A repeated total grants no further credit.
     frontend.credits(7, 3, Vec::new());
     assert!(frontend.is_quiet());
-    for (taken, count) in [(3 + CREDITS, CREDITS), (3 + 2 * CREDITS, CREDITS), (ELEMENTS, ELEMENTS - 3 * CREDITS - 3)] {
+    for (taken, count) in
+        [(3 + CREDITS, CREDITS), (3 + 2 * CREDITS, CREDITS), (ELEMENTS, ELEMENTS - 3 * CREDITS - 3)]
+    {
         frontend.credits(7, taken, Vec::new());
         frontend.responses(count);
     }
@@ -175,7 +190,11 @@ fn a_worker_waits_for_credit_and_keeps_frames_that_arrive_meanwhile() {
     assert!(end.last && end.empty && end.outputs.is_empty());
     let (done, received) = frontend.end();
     assert_eq!((done.error, done.outputs.len()), (None, 0));
-    assert_eq!(received, [ToWorker::Metrics("mode: both".into())], "released memory and credits are used at once");
+    assert_eq!(
+        received,
+        [ToWorker::Metrics("mode: both".into())],
+        "released memory and credits are used at once"
+    );
 }
 
 #[test]

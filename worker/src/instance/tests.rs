@@ -1,4 +1,5 @@
-//! Runs sequences on a loaded instance in real shared memory, and compares the results with values computed here.
+//! Runs sequences on a loaded instance in real shared memory, and compares the results with values
+//! computed here.
 
 mod client_memory;
 mod gpu;
@@ -36,7 +37,8 @@ impl Drop for Folder {
 fn folder(files: &[(&str, &[u8])]) -> Folder {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("pharos-states-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name =
+        format!("pharos-states-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let folder = Folder(std::env::temp_dir().join(name));
     for (name, content) in files {
         let path = folder.0.join(name);
@@ -79,9 +81,11 @@ struct Parts {
 }
 
 fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
-    let Parts { load, descriptors, inputs, outputs, reader, regions, folder } = parts(config, files, &cuda);
+    let Parts { load, descriptors, inputs, outputs, reader, regions, folder } =
+        parts(config, files, &cuda);
     let (worker_reader, sender, frontend) = connection();
-    let (runtime, regions_of_worker) = crate::open(&load, worker_reader, sender, descriptors, cuda)?;
+    let (runtime, regions_of_worker) =
+        crate::open(&load, worker_reader, sender, descriptors, cuda)?;
     let instance = Instance::load(&load, runtime, regions_of_worker, &backends())?;
     Ok(World {
         instance,
@@ -124,7 +128,15 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
     };
     let (announcements, regions) = client_memory::socket();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
-    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: announcements, folder }
+    Parts {
+        load,
+        descriptors,
+        inputs: our_inputs,
+        outputs: our_outputs,
+        reader,
+        regions: announcements,
+        folder,
+    }
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {
@@ -159,7 +171,14 @@ impl World {
             let len = data.len() as u64;
             assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), data));
             self.next = (offset + len).next_multiple_of(64);
-            InputBlock { input: *input, datatype: *datatype, shape: shape.clone(), offset, len, pieces: Vec::new() }
+            InputBlock {
+                input: *input,
+                datatype: *datatype,
+                shape: shape.clone(),
+                offset,
+                len,
+                pieces: Vec::new(),
+            }
         });
         let inputs = blocks.collect();
         self.batches += 1;
@@ -190,7 +209,12 @@ impl World {
             .map(|block| {
                 let mut data = vec![0; usize::try_from(block.len).unwrap()];
                 assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));
-                Read { output: block.output, requests: block.requests.clone(), shape: block.shape.clone(), data }
+                Read {
+                    output: block.output,
+                    requests: block.requests.clone(),
+                    shape: block.shape.clone(),
+                    data,
+                }
             })
             .collect();
         self.unread = in_arena().map(|block| block.offset).collect();
@@ -198,7 +222,12 @@ impl World {
     }
 
     /// Executes a batch with one INT64 input, one row for each request, and asks for all outputs.
-    fn numbers(&mut self, requests: &[BatchRequest], shape: Vec<i64>, values: &[i64]) -> (Done, Vec<Read>) {
+    fn numbers(
+        &mut self,
+        requests: &[BatchRequest],
+        shape: Vec<i64>,
+        values: &[i64],
+    ) -> (Done, Vec<Read>) {
         self.execute(requests, &[(0, DataType::Int64, shape, bytes(values))], &[])
     }
 
@@ -221,7 +250,11 @@ impl World {
             .iter()
             .filter_map(|(series, value)| {
                 let definition = &definitions[*series];
-                let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                let labels: Vec<_> = definition
+                    .labels
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect();
                 (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
                     assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);
                     *value
@@ -250,22 +283,29 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
 
-const X: &str =
-    "input { name: 'X' data_type: TYPE_INT64 dims: [2] } output { name: 'Y' data_type: TYPE_INT64 dims: [2] }";
+const X: &str = "input { name: 'X' data_type: TYPE_INT64 dims: [2] } output { name: 'Y' \
+                 data_type: TYPE_INT64 dims: [2] }";
 const STATE: &str = "input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [2]";
 
 fn builtin(function: &str, rest: &str) -> String {
-    format!("backend: 'builtin' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
+    format!(
+        "backend: 'builtin' parameters {{ key: 'function' value {{ string_value: '{function}' }} \
+         }} {rest}"
+    )
 }
 
 /// Returns the configuration of a function of the tests' backend.
 fn test(function: &str, rest: &str) -> String {
-    format!("backend: 'test' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
+    format!(
+        "backend: 'test' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} \
+         {rest}"
+    )
 }
 
 /// The backends of this crate and the tests' backend.
@@ -280,8 +320,8 @@ fn engines() -> Vec<&'static str> {
     if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
 }
 
-/// Random sequences begin, continue and end in random batches with padding between them; each row must be the value that its
-/// sequence alone would have produced.
+/// Random sequences begin, continue and end in random batches with padding between them; each row
+/// must be the value that its sequence alone would have produced.
 fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn(i64, i64) -> i64) {
     let mut dice = Dice(7);
     let mut open: BTreeMap<u64, [i64; 2]> = BTreeMap::new();
@@ -292,7 +332,10 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
         let mut values = Vec::new();
         let mut expected = Vec::new();
         for _ in 0..=dice.below(4) {
-            let x = [i64::try_from(dice.below(100)).unwrap() - 50, i64::try_from(dice.below(9)).unwrap()];
+            let x = [
+                i64::try_from(dice.below(100)).unwrap() - 50,
+                i64::try_from(dice.below(9)).unwrap(),
+            ];
             values.extend(x);
             let (key, start) = match dice.below(4) {
                 0 => {
@@ -321,7 +364,10 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
         let [read] = read.as_slice() else { panic!("expected only the output Y: {read:?}") };
         let rows: Vec<[i64; 2]> = numbers(&read.data).as_chunks().0.to_vec();
         for (row, expected) in rows.iter().zip(expected) {
-            assert!(expected.is_none_or(|expected| expected == *row), "{row:?} instead of {expected:?}");
+            assert!(
+                expected.is_none_or(|expected| expected == *row),
+                "{row:?} instead of {expected:?}"
+            );
         }
     }
     assert!(open.len() > 1 && world.state_bytes() > 0);
@@ -332,47 +378,65 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
 
 #[test]
 fn interleaved_sequences_do_not_mix_in_the_builtin_backend() {
-    let config = test("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    let config = test(
+        "accumulate",
+        &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"),
+    );
     interleaved(&mut load(&config, &[]).unwrap(), i64::wrapping_add, |after, _| after);
 }
 
 #[test]
 fn interleaved_sequences_do_not_mix_in_onnx_models() {
     let file = onnx::model(
-        &[("Mul", &["S", "three"], &["tripled"]), ("Add", &["tripled", "X"], &["T"]), ("Add", &["T", "X"], &["Y"])],
+        &[
+            ("Mul", &["S", "three"], &["tripled"]),
+            ("Add", &["tripled", "X"], &["T"]),
+            ("Add", &["T", "X"], &["Y"]),
+        ],
         &[("X", 2), ("S", 2)],
         &[("Y", 2), ("T", 2)],
         &[("three", 3)],
     );
     for engine in engines() {
-        let config =
-            format!("backend: '{engine}' max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}");
+        let config = format!(
+            "backend: '{engine}' max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} \
+             ] }}"
+        );
         let mut world = load(&config, &[("1/model.onnx", &file)]).unwrap();
         interleaved(&mut world, |before, x| before * 3 + x, |after, x| after + x);
     }
 }
 
-/// Steps of sequences that grow at different rates: parts of a batch with equal shapes are executed together.
+/// Steps of sequences that grow at different rates: parts of a batch with equal shapes are executed
+/// together.
 fn growing(world: &mut World) {
     let mut dice = Dice(11);
     let mut open: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
     let mut in_parts = 0;
     for round in 0..200i64 {
         let keys: Vec<u64> = (0..4).filter(|_| dice.below(2) == 0).collect();
-        let requests: Vec<_> = keys.iter().map(|key| step(*key, !open.contains_key(key), dice.below(8) == 0)).collect();
+        let requests: Vec<_> = keys
+            .iter()
+            .map(|key| step(*key, !open.contains_key(key), dice.below(8) == 0))
+            .collect();
         if requests.is_empty() {
             continue;
         }
-        let values: Vec<i64> = (0..i64::try_from(keys.len()).unwrap()).map(|row| round * 10 + row).collect();
+        let values: Vec<i64> =
+            (0..i64::try_from(keys.len()).unwrap()).map(|row| round * 10 + row).collect();
         for (key, value) in keys.iter().zip(&values) {
             open.entry(*key).or_insert_with(|| vec![0]).push(*value);
         }
-        let (done, read) = world.numbers(&requests, vec![i64::try_from(keys.len()).unwrap(), 1], &values);
+        let (done, read) =
+            world.numbers(&requests, vec![i64::try_from(keys.len()).unwrap(), 1], &values);
         assert_eq!((done.error, done.failed), (None, Vec::new()));
         let mut answered = 0;
         for part in &read {
-            let positions =
-                if part.requests.is_empty() { (0u32..).take(keys.len()).collect() } else { part.requests.clone() };
+            let positions = if part.requests.is_empty() {
+                (0u32..).take(keys.len()).collect()
+            } else {
+                part.requests.clone()
+            };
             in_parts += usize::from(!part.requests.is_empty());
             let row = usize::try_from(part.shape[1]).unwrap();
             for (position, row) in positions.iter().zip(numbers(&part.data).chunks(row)) {
@@ -389,9 +453,9 @@ fn growing(world: &mut World) {
     assert_eq!(world.state_bytes(), 0);
 }
 
-const GROWS: &str = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
-    output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
-    sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [-1] } ] }";
+const GROWS: &str = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } output \
+                     { name: 'Y' data_type: TYPE_INT64 dims: [-1] } sequence_batching { state [ { \
+                     input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [-1] } ] }";
 
 #[test]
 fn states_of_different_shapes_are_executed_separately() {
@@ -403,23 +467,27 @@ fn states_of_different_shapes_are_executed_separately() {
         &[],
     );
     for engine in engines() {
-        growing(&mut load(&format!("backend: '{engine}' {GROWS}"), &[("1/model.onnx", &file)]).unwrap());
+        growing(
+            &mut load(&format!("backend: '{engine}' {GROWS}"), &[("1/model.onnx", &file)]).unwrap(),
+        );
     }
 }
 
 #[test]
 fn strings_are_kept_and_padding_is_empty() {
-    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_STRING dims: [1] } \
-                output { name: 'T' data_type: TYPE_STRING dims: [-1] } sequence_batching { state [ \
-                { input_name: 'S' output_name: 'T' data_type: TYPE_STRING dims: [-1] } ] }";
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_STRING dims: [1] } output { \
+                name: 'T' data_type: TYPE_STRING dims: [-1] } sequence_batching { state [ { \
+                input_name: 'S' output_name: 'T' data_type: TYPE_STRING dims: [-1] } ] }";
     let mut world = load(&test("append", rest), &[]).unwrap();
     let mut say = |requests: &[BatchRequest], values: &[&str]| {
         let shape = vec![i64::try_from(requests.len()).unwrap(), 1];
         world.execute(requests, &[(0, DataType::Bytes, shape, texts(values))], &[]).1
     };
     say(&[step(1, true, false), step(2, true, false)], &["a", "bcd"]);
-    let read =
-        say(&[step(2, false, false), padding(), step(3, true, false), step(1, false, true)], &["e", "f", "g", "h"]);
+    let read = say(
+        &[step(2, false, false), padding(), step(3, true, false), step(1, false, true)],
+        &["e", "f", "g", "h"],
+    );
     let part = |requests: &[u32], shape: &[i64], values: &[&str]| Read {
         output: 0,
         requests: requests.to_vec(),
@@ -432,31 +500,45 @@ fn strings_are_kept_and_padding_is_empty() {
 
 #[test]
 fn first_values_are_those_of_the_configuration() {
-    let states = "state [ \
-        { input_name: 'FILE' output_name: 'F' data_type: TYPE_INT64 dims: [-1] \
-          initial_state { name: 'f' data_type: TYPE_INT64 dims: [2] data_file: 'below/two' } }, \
-        { input_name: 'ZERO' output_name: 'Z' data_type: TYPE_INT64 dims: [1, 2] \
-          initial_state { name: 'z' data_type: TYPE_INT64 dims: [1, 2] zero_data: true } }, \
-        { input_name: 'NONE' output_name: 'N' data_type: TYPE_INT64 dims: [-1, 3] } ]";
-    let output = |name: &str, dims: &str| format!("output {{ name: '{name}' data_type: TYPE_INT64 dims: [{dims}] }}");
+    let states = "state [ { input_name: 'FILE' output_name: 'F' data_type: TYPE_INT64 dims: [-1] \
+                  initial_state { name: 'f' data_type: TYPE_INT64 dims: [2] data_file: \
+                  'below/two' } }, { input_name: 'ZERO' output_name: 'Z' data_type: TYPE_INT64 \
+                  dims: [1, 2] initial_state { name: 'z' data_type: TYPE_INT64 dims: [1, 2] \
+                  zero_data: true } }, { input_name: 'NONE' output_name: 'N' data_type: \
+                  TYPE_INT64 dims: [-1, 3] } ]";
+    let output = |name: &str, dims: &str| {
+        format!("output {{ name: '{name}' data_type: TYPE_INT64 dims: [{dims}] }}")
+    };
     let outputs = ["Y", "A", "B", "C"].map(|name| output(name, "-1, -1")).concat();
-    let rest =
-        format!("input {{ name: 'X' data_type: TYPE_INT64 dims: [1] }} {outputs} sequence_batching {{ {states} }}");
-    // Identity shows the inputs and returns no state: the first value remains. The file is longer than necessary.
+    let rest = format!(
+        "input {{ name: 'X' data_type: TYPE_INT64 dims: [1] }} {outputs} sequence_batching {{ \
+         {states} }}"
+    );
+    // Identity shows the inputs and returns no state: the first value remains. The file is longer
+    // than necessary.
     let file = bytes(&[4, -5, 6]);
-    let mut world = load(&builtin("identity", &rest), &[("initial_state/below/two", &file)]).unwrap();
+    let mut world =
+        load(&builtin("identity", &rest), &[("initial_state/below/two", &file)]).unwrap();
     for start in [true, false] {
         let (done, read) = world.numbers(&[step(1, start, false)], vec![1], &[9]);
         assert_eq!(done.error, None);
-        let values: Vec<_> = read.iter().map(|read| (read.shape.clone(), numbers(&read.data))).collect();
-        let expected =
-            [(vec![1], vec![9]), (vec![2], vec![4, -5]), (vec![1, 2], vec![0, 0]), (vec![1, 3], vec![0, 0, 0])];
+        let values: Vec<_> =
+            read.iter().map(|read| (read.shape.clone(), numbers(&read.data))).collect();
+        let expected = [
+            (vec![1], vec![9]),
+            (vec![2], vec![4, -5]),
+            (vec![1, 2], vec![0, 0]),
+            (vec![1, 3], vec![0, 0, 0]),
+        ];
         assert_eq!(values, expected, "start: {start}");
     }
     // A warm-up is not a sequence and sees the same values.
     assert_eq!(numbers(&world.numbers(&[padding()], vec![1], &[9]).1[1].data), [4, -5]);
-    let refused = load(&builtin("identity", &rest), &[("initial_state/below/two", &file[..15])]).err().unwrap();
-    let text = "initial_state setting expects 16 bytes, but the data provided from below/two only has 15 bytes.";
+    let refused = load(&builtin("identity", &rest), &[("initial_state/below/two", &file[..15])])
+        .err()
+        .unwrap();
+    let text = "initial_state setting expects 16 bytes, but the data provided from below/two only \
+                has 15 bytes.";
     assert_eq!(refused.message, text);
     let refused = load(&builtin("identity", &rest), &[]).err().unwrap();
     assert!(refused.message.contains("below/two' cannot be read"), "{}", refused.message);
@@ -464,16 +546,19 @@ fn first_values_are_those_of_the_configuration() {
 
 #[test]
 fn a_state_among_the_outputs_is_returned_on_request() {
-    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
-                output [ { name: 'Y' data_type: TYPE_INT64 dims: [1] }, { name: 'T' data_type: TYPE_INT64 dims: [1] } ] \
-                sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } output [ { \
+                name: 'Y' data_type: TYPE_INT64 dims: [1] }, { name: 'T' data_type: TYPE_INT64 \
+                dims: [1] } ] sequence_batching { state [ { input_name: 'S' output_name: 'T' \
+                data_type: TYPE_INT64 dims: [1] } ] }";
     let mut world = load(&test("accumulate", rest), &[]).unwrap();
     let mut sum = 0;
-    for (outputs, expected) in [(vec![], vec![0, 1]), (vec![0], vec![0]), (vec![1], vec![1]), (vec![0, 1], vec![0, 1])]
+    for (outputs, expected) in
+        [(vec![], vec![0, 1]), (vec![0], vec![0]), (vec![1], vec![1]), (vec![0, 1], vec![0, 1])]
     {
         sum += 5;
         let request = step(1, sum == 5, false);
-        let (_, read) = world.execute(&[request], &[(0, DataType::Int64, vec![1, 1], bytes(&[5]))], &outputs);
+        let (_, read) =
+            world.execute(&[request], &[(0, DataType::Int64, vec![1, 1], bytes(&[5]))], &outputs);
         let mut given: Vec<u16> = read.iter().map(|read| read.output).collect();
         given.sort_unstable();
         assert_eq!(given, expected);
@@ -483,9 +568,9 @@ fn a_state_among_the_outputs_is_returned_on_request() {
 
 #[test]
 fn errors_leave_the_states_unchanged() {
-    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [-1] } \
-                output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
-                sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [-1] } output { \
+                name: 'Y' data_type: TYPE_INT64 dims: [-1] } sequence_batching { state [ { \
+                input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
     let mut world = load(&test("accumulate", rest), &[]).unwrap();
     assert_eq!(numbers(&world.numbers(&[step(1, true, false)], vec![1, 1], &[5]).1[0].data), [5]);
     // The shapes differ: the backend refuses the batch.
@@ -493,9 +578,11 @@ fn errors_leave_the_states_unchanged() {
     assert!(done.error.is_some() && read.is_empty());
     assert_eq!(numbers(&world.numbers(&[step(1, false, false)], vec![1, 1], &[2]).1[0].data), [7]);
     // A request of an unknown sequence fails alone, and does not create the sequence.
-    let (done, read) = world.numbers(&[step(8, false, false), step(1, false, true)], vec![2, 1], &[3, 3]);
+    let (done, read) =
+        world.numbers(&[step(8, false, false), step(1, false, true)], vec![2, 1], &[3, 3]);
     assert_eq!(numbers(&read[0].data)[1], 10);
-    let failed: Vec<_> = done.failed.iter().map(|(position, error)| (*position, error.message.as_str())).collect();
+    let failed: Vec<_> =
+        done.failed.iter().map(|(position, error)| (*position, error.message.as_str())).collect();
     assert_eq!(failed, [(0, "the state of the sequence was lost; start the sequence again")]);
     assert_eq!(world.state_bytes(), 0, "the last step was an END");
     assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 1], &[1]).0.failed.len(), 1);
@@ -508,7 +595,10 @@ fn errors_leave_the_states_unchanged() {
 
 #[test]
 fn a_step_is_executed_even_if_it_is_cancelled() {
-    let config = test("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    let config = test(
+        "accumulate",
+        &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"),
+    );
     let mut world = load(&config, &[]).unwrap();
     world.numbers(&[step(1, true, false)], vec![1, 2], &[1, 2]);
     let (word, bit) = flags::bit(0, 0).unwrap();
@@ -524,9 +614,10 @@ fn a_step_is_executed_even_if_it_is_cancelled() {
 
 #[test]
 fn the_gauge_reports_the_memory_of_the_states() {
-    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1000] } \
-                output { name: 'Y' data_type: TYPE_INT64 dims: [1000] } sequence_batching { state [ \
-                { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1000] use_same_buffer_for_input_output: true } ] }";
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1000] } output { \
+                name: 'Y' data_type: TYPE_INT64 dims: [1000] } sequence_batching { state [ { \
+                input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1000] \
+                use_same_buffer_for_input_output: true } ] }";
     let mut world = load(&test("accumulate", rest), &[]).unwrap();
     let ones = vec![1; 2000];
     world.numbers(&[step(1, true, false), step(2, true, false)], vec![2, 1000], &ones);
@@ -543,18 +634,24 @@ fn the_gauge_reports_the_memory_of_the_states() {
 
 #[test]
 fn a_process_without_a_thread_that_watches_the_frontend_tells_why_it_loads_nothing() {
-    let Parts { load, descriptors, folder: _folder, .. } = parts(&builtin("identity", IO), &[], &Cuda::new(None));
+    let Parts { load, descriptors, folder: _folder, .. } =
+        parts(&builtin("identity", IO), &[], &Cuda::new(None));
     let (reader, sender, mut frontend) = connection();
     let mut bytes = Vec::new();
     ToWorker::Load(load).encode(&mut bytes);
     frontend.write_all(&bytes).unwrap();
     let watched = Err(io::Error::from(io::ErrorKind::WouldBlock));
-    crate::answer(reader, sender, descriptors, &Registry::default(), |load| crate::cuda_if_watched(watched, load))
-        .unwrap();
+    crate::answer(reader, sender, descriptors, &Registry::default(), |load| {
+        crate::cuda_if_watched(watched, load)
+    })
+    .unwrap();
     let frames = frontend.frames_to_the_end();
     let [ToFrontend::LoadFailed(reason)] = frames.as_slice() else { panic!("{frames:?}") };
-    assert!(reason.contains("the worker cannot watch the frontend: operation would block"), "{reason}");
+    assert!(
+        reason.contains("the worker cannot watch the frontend: operation would block"),
+        "{reason}"
+    );
 }
 
-const IO: &str =
-    "input { name: 'X' data_type: TYPE_FP32 dims: [1] } output { name: 'Y' data_type: TYPE_FP32 dims: [1] }";
+const IO: &str = "input { name: 'X' data_type: TYPE_FP32 dims: [1] } output { name: 'Y' \
+                  data_type: TYPE_FP32 dims: [1] }";

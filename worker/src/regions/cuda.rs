@@ -1,5 +1,5 @@
-//! CUDA memory of clients, opened by the handles that their processes have registered: stays open in this process while it is in
-//! use. Also probes such memory in a separate process.
+//! CUDA memory of clients, opened by the handles that their processes have registered: stays open
+//! in this process while it is in use. Also probes such memory in a separate process.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens `len` bytes of a device's memory, in the process's numbering of devices; if there are fewer, returns how many.
+    /// Opens `len` bytes of a device's memory, in the process's numbering of devices; if there are
+    /// fewer, returns how many.
     ///
     /// # Errors
     /// The driver's error.
@@ -29,7 +30,10 @@ impl Opened {
     ) -> Result<Result<Arc<Self>, u64>, Fault> {
         let (address, size) = call(cuda, device, |driver| driver.open(device, handle))?;
         let room = usize::try_from(len).ok().filter(|_| size >= len);
-        let opened = Self { cuda: cuda.clone(), memory: DeviceMemory::new(device, address, room.unwrap_or(0)) };
+        let opened = Self {
+            cuda: cuda.clone(),
+            memory: DeviceMemory::new(device, address, room.unwrap_or(0)),
+        };
         Ok(if room.is_some() { Ok(Arc::new(opened)) } else { Err(size) })
     }
 
@@ -49,8 +53,8 @@ impl Drop for Opened {
     }
 }
 
-/// Calls the driver for a device, then makes the instance's device current on the calling thread again: frameworks in the same
-/// process use the thread's current device when none is named.
+/// Calls the driver for a device, then makes the instance's device current on the calling thread
+/// again: frameworks in the same process use the thread's current device when none is named.
 pub(super) fn call<T>(
     cuda: &Cuda,
     device: u32,
@@ -70,7 +74,9 @@ pub(crate) fn probe(device: &str) -> Probed {
 
 fn look(cuda: &Cuda, device: &str, input: &mut impl Read) -> Probed {
     let mut handle = [0; CUDA_HANDLE];
-    let Ok(device) = device.parse() else { return Probed::Refused(format!("there is no device {device}")) };
+    let Ok(device) = device.parse() else {
+        return Probed::Refused(format!("there is no device {device}"));
+    };
     if let Err(error) = input.read_exact(&mut handle) {
         return Probed::Refused(format!("the handle cannot be read: {error}"));
     }
@@ -107,7 +113,11 @@ mod tests {
         assert_eq!(fake.open_count(), 0);
         assert_eq!(ask(&fake, "1", &good), Probed::Refused("invalid handle".into()));
         assert_eq!(ask(&fake, "0", &[0; CUDA_HANDLE]), Probed::Refused("invalid handle".into()));
-        assert!(matches!(ask(&fake, "0", &good[1..]), Probed::Refused(why) if why.contains("cannot be read")));
-        assert!(matches!(ask(&fake, "x", &good), Probed::Refused(why) if why.contains("there is no device x")));
+        assert!(
+            matches!(ask(&fake, "0", &good[1..]), Probed::Refused(why) if why.contains("cannot be read"))
+        );
+        assert!(
+            matches!(ask(&fake, "x", &good), Probed::Refused(why) if why.contains("there is no device x"))
+        );
     }
 }

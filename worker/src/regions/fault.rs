@@ -1,16 +1,19 @@
-//! Handles the truncation of client memory during an access: the kernel sends SIGBUS, and the handler maps zero pages at the
-//! fault and records it. Faults elsewhere end the process as usual.
+//! Handles the truncation of client memory during an access: the kernel sends SIGBUS, and the
+//! handler maps zero pages at the fault and records it. Faults elsewhere end the process as usual.
 //!
-//! Contract of the handler: it only accesses atomics and makes two system calls (`mmap` over pages of a mapping that a [`Guard`]
-//! covers, `sigaction` to restore the previous handler for a foreign fault). It allocates nothing and takes no lock. List entries
-//! are never freed, only reused, so the list can be walked at any moment. The handler replaces pages only within a watched range;
+//! Contract of the handler: it only accesses atomics and makes two system calls (`mmap` over pages
+//! of a mapping that a [`Guard`] covers, `sigaction` to restore the previous handler for a foreign
+//! fault). It allocates nothing and takes no lock. List entries are never freed, only reused, so
+//! the list can be walked at any moment. The handler replaces pages only within a watched range;
 //! the owner of a range must unmap it after ending the watch.
 
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, SIGBUS};
+use libc::{
+    MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, SIGBUS,
+};
 
 /// A range of addresses.
 struct Entry {
@@ -58,7 +61,9 @@ pub(super) fn watch(start: usize, len: usize) -> Guard {
 /// Claims an unused entry for the caller.
 fn free() -> Option<&'static Entry> {
     let mut entries = entries();
-    entries.find(|entry| entry.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok())
+    entries.find(|entry| {
+        entry.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    })
 }
 
 /// Adds a new entry for the caller.
@@ -101,7 +106,8 @@ fn install() {
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     let before = Box::leak(Box::new(action));
-    // SAFETY: both are valid, and the handler keeps the contract above. It is installed before the first range is watched.
+    // SAFETY: both are valid, and the handler keeps the contract above. It is installed before the
+    // first range is watched.
     let installed = unsafe { libc::sigaction(SIGBUS, ptr::null(), before) } == 0;
     BEFORE.store(before, Ordering::Release);
     if installed {
@@ -111,17 +117,20 @@ fn install() {
 }
 
 extern "C" fn on_fault(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a valid `info` to a handler with SA_SIGINFO, whose address field is set for SIGBUS.
+    // SAFETY: the kernel gives a valid `info` to a handler with SA_SIGINFO, whose address field is
+    // set for SIGBUS.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     if code == libc::BUS_ADRERR && replace(address) {
         return;
     }
-    // A foreign fault: restore the previous action, which receives the fault as soon as the instruction is repeated.
-    // SAFETY: `BEFORE` was filled by `install`, which ran before this handler could.
+    // A foreign fault: restore the previous action, which receives the fault as soon as the
+    // instruction is repeated. SAFETY: `BEFORE` was filled by `install`, which ran before this
+    // handler could.
     unsafe { libc::sigaction(SIGBUS, BEFORE.load(Ordering::Acquire), ptr::null_mut()) };
 }
 
-/// Maps zero pages from an address to the end of its watched range; returns whether there is such a range.
+/// Maps zero pages from an address to the end of its watched range; returns whether there is such a
+/// range.
 fn replace(address: usize) -> bool {
     let page = PAGE.load(Ordering::Relaxed).max(1);
     for entry in entries() {
@@ -134,9 +143,10 @@ fn replace(address: usize) -> bool {
         let from = address / page * page;
         let access = PROT_READ | PROT_WRITE;
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-        // SAFETY: the pages belong to a watched mapping, so no other code owns them; for its readers this is like a write by the
-        // client.
-        let mapped = unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };
+        // SAFETY: the pages belong to a watched mapping, so no other code owns them; for its
+        // readers this is like a write by the client.
+        let mapped =
+            unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };
         return mapped != MAP_FAILED;
     }
     false

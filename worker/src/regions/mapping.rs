@@ -1,10 +1,12 @@
 //! A mapping of memory that a client can write to, truncate or remove at any moment.
 //!
-//! Contract: the memory is only accessed through a [`Mapping`], which lives longer than all ranges borrowed from it. Its bytes
-//! may change while they are borrowed: code that borrows them ([`Mapping::bytes`]) must work with any bytes and must not make two
-//! decisions from separate reads of the same bytes, as `pharos::shm::SharedMemory::slice` requires. Code that cannot guarantee
-//! this must use a copy. Ranges borrowed for writing do not overlap others that this process has borrowed. If the object has been
-//! truncated, a fault is answered with zeros (`fault.rs`).
+//! Contract: the memory is only accessed through a [`Mapping`], which lives longer than all ranges
+//! borrowed from it. Its bytes may change while they are borrowed: code that borrows them
+//! ([`Mapping::bytes`]) must work with any bytes and must not make two decisions from separate
+//! reads of the same bytes, as `pharos::shm::SharedMemory::slice` requires. Code that cannot
+//! guarantee this must use a copy. Ranges borrowed for writing do not overlap others that this
+//! process has borrowed. If the object has been truncated, a fault is answered with zeros
+//! (`fault.rs`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -24,9 +26,11 @@ pub(super) struct Mapping {
     guard: Guard,
 }
 
-// SAFETY: the address stays valid on any thread while the mapping lives; the type has no other state.
+// SAFETY: the address stays valid on any thread while the mapping lives; the type has no other
+// state.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; other processes may change its bytes at any moment anyway, which the contract leaves to the reader.
+// SAFETY: as above; other processes may change its bytes at any moment anyway, which the contract
+// leaves to the reader.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -40,25 +44,30 @@ impl Mapping {
         let too_large = |_| io::Error::from(io::ErrorKind::OutOfMemory);
         let skip = usize::try_from(offset - first).map_err(too_large)?;
         let len = usize::try_from(len).map_err(too_large)?;
-        let wanted = skip.checked_add(len).and_then(|end| end.checked_next_multiple_of(rustix::param::page_size()));
+        let wanted = skip
+            .checked_add(len)
+            .and_then(|end| end.checked_next_multiple_of(rustix::param::page_size()));
         let pages = wanted.filter(|pages| *pages > 0).ok_or(io::ErrorKind::OutOfMemory)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
-        let start = unsafe { mmap(std::ptr::null_mut(), pages, access, flags, file, first) }?.cast::<u8>();
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), pages, access, flags, file, first) }?.cast::<u8>();
         Ok(Self { start, pages, skip, len, guard: fault::watch(start as usize, pages) })
     }
 
-    /// Whether a fault showed that the memory was truncated; it then contains zeros instead of the client's memory.
+    /// Whether a fault showed that the memory was truncated; it then contains zeros instead of the
+    /// client's memory.
     pub(super) fn is_truncated(&self) -> bool {
         self.guard.is_truncated()
     }
 
-    /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping. See the contract above.
+    /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping. See the
+    /// contract above.
     pub(super) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let (start, len) = self.range(offset, len)?;
-        // SAFETY: in the mapping, which lives as long as the borrow. The borrower must tolerate concurrent writes of the client
-        // (contract above).
+        // SAFETY: in the mapping, which lives as long as the borrow. The borrower must tolerate
+        // concurrent writes of the client (contract above).
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
@@ -103,9 +112,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First, so that a fault in a later mapping at the same address is not mistaken for one of this mapping.
+        // First, so that a fault in a later mapping at the same address is not mistaken for one of
+        // this mapping.
         self.guard.release();
-        // SAFETY: `new` mapped these pages, no other code owns them, and borrows of them have ended with `self`.
+        // SAFETY: `new` mapped these pages, no other code owns them, and borrows of them have ended
+        // with `self`.
         let _ = unsafe { munmap(self.start.cast(), self.pages) };
     }
 }

@@ -9,7 +9,8 @@ use pharos::wire::Device;
 use pharos::wire::regions::encode;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
 };
 
 use super::*;
@@ -33,8 +34,12 @@ fn world() -> World {
 
 fn world_on(fake: &Fake, device: Option<Device>) -> World {
     let (frontend, worker) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
-    World { regions: RegionTable::new(worker, Cuda::with(Box::new(fake.clone()), device)), frontend }
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
+            .unwrap();
+    World {
+        regions: RegionTable::new(worker, Cuda::with(Box::new(fake.clone()), device)),
+        frontend,
+    }
 }
 
 impl World {
@@ -45,7 +50,8 @@ impl World {
             assert!(control.push(SendAncillaryMessage::ScmRights(files)));
         }
         let packet = encode(regions);
-        sendmsg(&self.frontend, &[IoSlice::new(&packet)], &mut control, SendFlags::empty()).unwrap();
+        sendmsg(&self.frontend, &[IoSlice::new(&packet)], &mut control, SendFlags::empty())
+            .unwrap();
     }
 
     /// Announces an object as region `id` of `len` bytes that begins at `offset` in it.
@@ -93,7 +99,10 @@ fn reads_and_writes_are_shared_with_the_client() {
     assert_eq!(&seen, b"beginabcd");
     regions.check(1).unwrap();
     // Ranges past the end and unknown regions are refused.
-    assert!(regions.in_place(range(1, 3 * PAGE - 3, 4)).is_none() && regions.in_place(range(1, u64::MAX, 2)).is_none());
+    assert!(
+        regions.in_place(range(1, 3 * PAGE - 3, 4)).is_none()
+            && regions.in_place(range(1, u64::MAX, 2)).is_none()
+    );
     assert!(regions.in_place(range(2, 0, 1)).is_none());
     assert!(text(regions.read(1, 3 * PAGE, &mut [0])).contains("not in shared memory region 1"));
     assert!(text(regions.write(1, u64::MAX, &[0])).contains("not in shared memory region 1"));
@@ -132,7 +141,8 @@ fn a_region_truncated_in_use_reads_as_zeros_and_is_reported() {
     // Read and write truncated memory from several threads at once.
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let mapping = regions.in_place_mut(range(1, (1 + thread) * 8 * PAGE, 4 * PAGE)).unwrap();
+            let mapping =
+                regions.in_place_mut(range(1, (1 + thread) * 8 * PAGE, 4 * PAGE)).unwrap();
             scope.spawn(move || {
                 assert!(mapping.iter().all(|byte| *byte == 0));
                 mapping.fill(1);
@@ -143,7 +153,10 @@ fn a_region_truncated_in_use_reads_as_zeros_and_is_reported() {
     let mut copy = [9; 8];
     regions.read(1, 63 * PAGE, &mut copy).unwrap();
     assert_eq!(copy, [0; 8]);
-    assert!(text(regions.check(1)).starts_with("shared memory region 'r1' was registered with 262144 bytes"));
+    assert!(
+        text(regions.check(1))
+            .starts_with("shared memory region 'r1' was registered with 262144 bytes")
+    );
     // The other region is unaffected, and the first works again once it has its size back.
     regions.check(2).unwrap();
     assert_eq!(regions.in_place(range(2, 0, 8)), Some(&[8; 8][..]));
@@ -170,12 +183,15 @@ fn a_fault_elsewhere_still_ends_the_process() {
         mapping.forget_watch();
         ftruncate(&foreign, 0).unwrap();
         drop(file);
-        let _ = std::hint::black_box(mapping.bytes(0, 8).map(|bytes| bytes.iter().map(|b| u64::from(*b)).sum::<u64>()));
+        let _ = std::hint::black_box(
+            mapping.bytes(0, 8).map(|bytes| bytes.iter().map(|b| u64::from(*b)).sum::<u64>()),
+        );
         std::process::exit(0);
     }
     let this = std::env::current_exe().unwrap();
     let test = "regions::tests::a_fault_elsewhere_still_ends_the_process";
-    let output = std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
+    let output =
+        std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
 }
@@ -203,7 +219,11 @@ fn regions_without_descriptors_are_requested_again() {
     if std::env::var_os(SHORTAGE).is_none() {
         let this = std::env::current_exe().unwrap();
         let test = "regions::tests::regions_without_descriptors_are_requested_again";
-        let output = std::process::Command::new(this).args([test, "--exact"]).env(SHORTAGE, "1").output().unwrap();
+        let output = std::process::Command::new(this)
+            .args([test, "--exact"])
+            .env(SHORTAGE, "1")
+            .output()
+            .unwrap();
         // Without a test of this name, the program succeeds too.
         let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
         assert!(output.status.success() && ran, "{output:?}");
@@ -215,7 +235,8 @@ fn regions_without_descriptors_are_requested_again() {
         let files: Vec<BorrowedFd<'_>> = ids.iter().map(|id| files[*id].as_fd()).collect();
         world.send(&ids.iter().map(described).collect::<Vec<_>>(), &files);
     };
-    let first = |world: &World, id: u64| world.regions.in_place(range(id, 0, 1)).map(|bytes| bytes[0]);
+    let first =
+        |world: &World, id: u64| world.regions.in_place(range(id, 0, 1)).map(|bytes| bytes[0]);
     announce(&world, &[1]);
     world.regions.open(1).unwrap();
     announce(&world, &[2, 3]);
@@ -223,13 +244,21 @@ fn regions_without_descriptors_are_requested_again() {
     // Only one descriptor is free.
     let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let next = rustix::io::dup(&files[0]).unwrap().as_raw_fd();
-    let shortage = rustix::process::Rlimit { current: Some(u64::try_from(next).unwrap() + 1), ..before };
+    let shortage =
+        rustix::process::Rlimit { current: Some(u64::try_from(next).unwrap() + 1), ..before };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, shortage).unwrap();
     world.regions.open(2).unwrap();
-    assert_eq!((first(&world, 2), world.regions.take_lost()), (Some(b'2'), Some(ToFrontend::RegionsLost(vec![3]))));
+    assert_eq!(
+        (first(&world, 2), world.regions.take_lost()),
+        (Some(b'2'), Some(ToFrontend::RegionsLost(vec![3])))
+    );
     let refused = world.regions.open(3).unwrap_err();
     assert_eq!((refused.code, refused.reason), (ErrorCode::Unavailable, Reason::SharedMemory));
-    assert!(refused.message.contains("'r3' cannot be used: the worker could not receive its file descriptor"));
+    assert!(
+        refused
+            .message
+            .contains("'r3' cannot be used: the worker could not receive its file descriptor")
+    );
     assert_eq!(world.regions.take_lost(), Some(ToFrontend::RegionsLost(vec![4])));
     // Announced again, but the shortage continues. Each loss is reported once.
     announce(&world, &[3]);
@@ -277,8 +306,12 @@ fn invalid_packets_are_refused() {
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
     assert!(text(world.regions.open(1)).starts_with("cannot receive shared memory regions"));
-    let region =
-        RegionDescription { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
+    let region = RegionDescription {
+        id: 1,
+        name: "r".into(),
+        byte_size: 8,
+        location: RegionLocation::System { offset: 0 },
+    };
     world.send(&[region], &[]);
     assert!(text(world.regions.open(1)).contains("a packet of 1 regions has 0 descriptors"));
     world.system(2, 0, 8);
@@ -293,7 +326,10 @@ fn invalid_packets_are_refused() {
         location: RegionLocation::System { offset: 0 },
     };
     world.send(&[region], &[file.as_fd()]);
-    assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
+    assert!(
+        text(world.regions.open(3))
+            .starts_with("shared memory region 'huge' cannot be used: it cannot be mapped")
+    );
 }
 
 fn on_device(id: u64, byte_size: u64, device: u32, handle: [u8; CUDA_HANDLE]) -> RegionDescription {
@@ -309,14 +345,24 @@ fn on_device(id: u64, byte_size: u64, device: u32, handle: [u8; CUDA_HANDLE]) ->
 fn cuda_memory_is_opened_copied_and_closed() {
     let mut without = world();
     without.send(&[on_device(1, 8, 0, [1; CUDA_HANDLE])], &[]);
-    assert_eq!(text(without.regions.open(1)), "shared memory region 'c1' cannot be used: no driver");
+    assert_eq!(
+        text(without.regions.open(1)),
+        "shared memory region 'c1' cannot be used: no driver"
+    );
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (address, handle) = fake.share(0, &[5; 8]);
     let region = |id, byte_size, device, handle| on_device(id, byte_size, device, handle);
     let none = [0; CUDA_HANDLE];
-    world
-        .send(&[region(1, 8, 0, handle), region(2, 9, 0, handle), region(3, 8, 0, none), region(4, 8, 7, handle)], &[]);
+    world.send(
+        &[
+            region(1, 8, 0, handle),
+            region(2, 9, 0, handle),
+            region(3, 8, 0, none),
+            region(4, 8, 7, handle),
+        ],
+        &[],
+    );
     world.regions.open(1).unwrap();
     world.regions.open(1).unwrap();
     assert_eq!(fake.open_count(), 1);
@@ -329,10 +375,13 @@ fn cuda_memory_is_opened_copied_and_closed() {
     assert!(world.regions.in_place(range(1, 0, 1)).is_none());
     assert_eq!(world.regions.on_device(range(1, 2, 6)), Some(DeviceMemory::new(0, address + 2, 6)));
     assert!(
-        world.regions.on_device(range(1, 2, 7)).is_none() && world.regions.on_device(range(1, u64::MAX, 2)).is_none()
+        world.regions.on_device(range(1, 2, 7)).is_none()
+            && world.regions.on_device(range(1, u64::MAX, 2)).is_none()
     );
     assert!(text(world.regions.read(1, 7, &mut two)).contains("not in shared memory region 1"));
-    assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
+    assert!(
+        text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left")
+    );
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
     assert!(text(world.regions.open(4)).ends_with("invalid handle"));
     world.regions.unmap(&[1, 2, 3, 4]);
@@ -346,13 +395,16 @@ fn device_numbers_of_the_machine_are_converted_to_those_of_the_process() {
     let mut world = world_on(&fake, Some(device));
     let own = fake.share(0, &[3; 4]);
     let other = fake.share(1, &[7; 4]);
-    world.send(&[on_device(1, 4, 3, own.1), on_device(2, 4, 0, other.1), on_device(3, 4, 1, own.1)], &[]);
+    world.send(
+        &[on_device(1, 4, 3, own.1), on_device(2, 4, 0, other.1), on_device(3, 4, 1, own.1)],
+        &[],
+    );
     world.regions.open(1).unwrap();
     world.regions.open(2).unwrap();
     assert_eq!(world.regions.on_device(range(1, 0, 4)), Some(DeviceMemory::new(0, own.0, 4)));
     assert_eq!(world.regions.on_device(range(2, 0, 4)), Some(DeviceMemory::new(1, other.0, 4)));
-    let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which is not visible to an instance on \
-                  GPU 3; visible: [3, 0]";
+    let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which is not visible \
+                  to an instance on GPU 3; visible: [3, 0]";
     assert_eq!(text(world.regions.open(3)), unseen);
 }
 

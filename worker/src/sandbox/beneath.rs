@@ -1,4 +1,5 @@
-//! Opens files beneath a directory whose content belongs to a model: no link leads out of it (`openat2(2)`, `RESOLVE_BENEATH`).
+//! Opens files beneath a directory whose content belongs to a model: no link leads out of it
+//! (`openat2(2)`, `RESOLVE_BENEATH`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,7 +8,8 @@ use std::path::{Component, Path};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 
-/// Opens what a path names beneath a directory, without a right to read it. The path of the directory is absolute and has no link.
+/// Opens what a path names beneath a directory, without a right to read it. The path of the
+/// directory is absolute and has no link.
 ///
 /// # Errors
 /// It does not exist, or a link leads out of the directory.
@@ -28,7 +30,10 @@ const FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// Opens one part of the path after the other, and refuses every link.
 fn walk(root: &Path, path: &Path) -> io::Result<OwnedFd> {
     let mut opened = openat(CWD, "/", FLAGS, Mode::empty())?;
-    let parts = root.components().map(|part| (part, true)).chain(path.components().map(|part| (part, false)));
+    let parts = root
+        .components()
+        .map(|part| (part, true))
+        .chain(path.components().map(|part| (part, false)));
     for (part, is_of_root) in parts {
         let name = match part {
             Component::Normal(name) => name,
@@ -74,7 +79,18 @@ mod tests {
         symlink("../outside", root.join("up")).unwrap();
         symlink(top.join("outside"), root.join("there")).unwrap();
         symlink("/proc/self/cwd", root.join("magic")).unwrap();
-        for path in ["all", "all/etc", "up", "up/lib", "there/lib", "magic", "..", "../outside", "/etc", "missing"] {
+        for path in [
+            "all",
+            "all/etc",
+            "up",
+            "up/lib",
+            "there/lib",
+            "magic",
+            "..",
+            "../outside",
+            "/etc",
+            "missing",
+        ] {
             assert!(open(&root, Path::new(path)).is_err(), "{path}");
             assert!(walk(&root, Path::new(path)).is_err(), "{path}");
         }
@@ -93,7 +109,8 @@ mod tests {
         fs::rename(top.join("root"), top.join("moved")).unwrap();
         symlink("outside", top.join("root")).unwrap();
         assert!(
-            open(&top.join("root"), Path::new("lib")).is_err() && walk(&top.join("root"), Path::new("lib")).is_err()
+            open(&top.join("root"), Path::new("lib")).is_err()
+                && walk(&top.join("root"), Path::new("lib")).is_err()
         );
         assert!(open(&top.join("root/lib"), Path::new(".")).is_err());
     }

@@ -1,6 +1,7 @@
-//! The access class of each route, and the routes of gRPC paths. HTTP paths are declared with their routes in
-//! [`crate::routing`]. A path that is not listed is [`Route::Unknown`] and has no handler. Where access is configured, such a
-//! request is refused before the 404, so that the response reveals nothing.
+//! The access class of each route, and the routes of gRPC paths. HTTP paths are declared with their
+//! routes in [`crate::routing`]. A path that is not listed is [`Route::Unknown`] and has no
+//! handler. Where access is configured, such a request is refused before the 404, so that the
+//! response reveals nothing.
 
 use pharos::access::Api;
 use pharos::metrics::labels::Route;
@@ -19,7 +20,9 @@ pub enum Class {
 /// Returns the class of a route.
 pub fn class(route: Route) -> Class {
     Class::Part(match route {
-        Route::Live | Route::Ready | Route::ModelReady | Route::HealthCheck | Route::Ping => Api::Health,
+        Route::Live | Route::Ready | Route::ModelReady | Route::HealthCheck | Route::Ping => {
+            Api::Health
+        }
         // Reflection describes the server, like metadata.
         Route::ServerMetadata | Route::ModelMetadata | Route::Reflection => Api::Metadata,
         Route::Infer
@@ -57,7 +60,8 @@ pub fn class(route: Route) -> Class {
 
 /// Returns the route of a gRPC path: the v2 protocol, health, reflection and load reports.
 pub fn of_grpc(path: &str) -> Route {
-    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/'))
+    else {
         return Route::Unknown;
     };
     match (service, method) {
@@ -105,7 +109,11 @@ mod tests {
     #[test]
     fn inference_has_the_routes_that_get_load_reports() {
         for route in Route::ALL {
-            assert_eq!(route.is_inference(), class(route) == Class::Part(Api::Inference), "{route:?}");
+            assert_eq!(
+                route.is_inference(),
+                class(route) == Class::Part(Api::Inference),
+                "{route:?}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! The body of a response whose end is observed: what is counted and logged of a streamed response is known when its body ends.
+//! The body of a response whose end is observed: what is counted and logged of a streamed response
+//! is known when its body ends.
 
 use std::error::Error as _;
 use std::pin::Pin;
@@ -25,10 +26,11 @@ pub(super) enum BodyEnd {
     Failed(Reason),
 }
 
-/// Returns the gRPC code of a response if it is known from its head: without messages, the headers are the trailers, and a request
-/// that is not gRPC is refused with an HTTP status (INTERNAL).
+/// Returns the gRPC code of a response if it is known from its head: without messages, the headers
+/// are the trailers, and a request that is not gRPC is refused with an HTTP status (INTERNAL).
 pub(super) fn grpc_status_in_head<B>(response: &Response<B>) -> Option<u16> {
-    code_in(response.headers()).or_else(|| (!response.status().is_success()).then_some(Code::Internal as u16))
+    code_in(response.headers())
+        .or_else(|| (!response.status().is_success()).then_some(Code::Internal as u16))
 }
 
 /// Returns the gRPC code in headers or trailers: UNKNOWN if it is not valid.
@@ -39,8 +41,8 @@ fn code_in(headers: &HeaderMap) -> Option<u16> {
     Some(status.to_str().ok().and_then(known).unwrap_or(Code::Unknown as u16))
 }
 
-/// The body of the response to a call. It ends the call before the end of the body is sent. If it is dropped before, because the
-/// client disconnected, the call is abandoned.
+/// The body of the response to a call. It ends the call before the end of the body is sent. If it
+/// is dropped before, because the client disconnected, the call is abandoned.
 pub(super) struct CallBody<B, F> {
     pub(super) inner: B,
     /// `None` if the call has ended.
@@ -59,7 +61,10 @@ where
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = &mut *self;
         let mut frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         let end = match &mut frame {
@@ -93,11 +98,14 @@ where
     }
 }
 
-/// Returns whether the body of a response over HTTP is streamed: has no size in advance, and is sent.
+/// Returns whether the body of a response over HTTP is streamed: has no size in advance, and is
+/// sent.
 pub(super) fn is_streamed(response: &Response<Body>, method: &Method) -> bool {
-    let has_no_body =
-        *method == Method::HEAD || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    !has_no_body && !response.body().is_end_stream() && response.body().size_hint().exact().is_none()
+    let has_no_body = *method == Method::HEAD
+        || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    !has_no_body
+        && !response.body().is_end_stream()
+        && response.body().size_hint().exact().is_none()
 }
 
 /// Returns the reason of an error of a body over HTTP.

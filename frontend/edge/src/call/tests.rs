@@ -46,12 +46,18 @@ fn server_policy(service: &EchoService) -> ServerPolicy {
 }
 
 fn incoming(headers: &[(&'static str, &'static str)]) -> Incoming<()> {
-    let request = headers.iter().fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
+    let request = headers
+        .iter()
+        .fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
     Incoming { request: request.body(()).unwrap(), line: None }
 }
 
 /// Returns a call of the route [`Route::Infer`].
-fn call(service: &EchoService, protocol: Protocol, headers: &[(&'static str, &'static str)]) -> Call {
+fn call(
+    service: &EchoService,
+    protocol: Protocol,
+    headers: &[(&'static str, &'static str)],
+) -> Call {
     let policy: Arc<dyn Policy> = Arc::new(server_policy(service));
     Call::admit(protocol, Route::Infer, &mut incoming(headers), &policy).unwrap()
 }
@@ -132,7 +138,8 @@ async fn a_streamed_response_ends_its_call_with_its_body() {
         (whole(), Method::POST, false, (200, None)),
     ] {
         let service = EchoService::default();
-        let response = call(&service, Protocol::Http, &[]).finish_with_body(response, None, &method);
+        let response =
+            call(&service, Protocol::Http, &[]).finish_with_body(response, None, &method);
         if is_read {
             let _ = response.into_body().collect().await;
         } else {
@@ -144,8 +151,10 @@ async fn a_streamed_response_ends_its_call_with_its_body() {
 
 /// A response over gRPC with a message, which ends with this status.
 fn message(status: &'static str) -> http::Response<tonic::body::Body> {
-    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static(status))]);
-    let body = Full::new(Bytes::from_static(b"data")).with_trailers(std::future::ready(Some(Ok(trailers))));
+    let trailers =
+        HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static(status))]);
+    let body = Full::new(Bytes::from_static(b"data"))
+        .with_trailers(std::future::ready(Some(Ok(trailers))));
     http::Response::new(tonic::body::Body::new(body))
 }
 
@@ -162,8 +171,10 @@ async fn a_call_over_grpc_is_counted_when_its_policy_says_so() {
     ] {
         let service = EchoService::default();
         let server = server_policy(&service);
-        let policy: Arc<dyn Policy> = if counts_at_end { Arc::new(CountsAtEnd(server)) } else { Arc::new(server) };
-        let admitted = Call::admit_if(Ok(()), Protocol::Grpc, Route::Infer, &mut incoming(&[]), &policy);
+        let policy: Arc<dyn Policy> =
+            if counts_at_end { Arc::new(CountsAtEnd(server)) } else { Arc::new(server) };
+        let admitted =
+            Call::admit_if(Ok(()), Protocol::Grpc, Route::Infer, &mut incoming(&[]), &policy);
         let response = SharedCall::new(admitted.unwrap()).finish(message(status));
         if is_read {
             let _ = response.into_body().collect().await;
@@ -198,7 +209,10 @@ async fn a_load_report_follows_the_messages_or_the_status_in_the_headers() {
     for (headers, expected) in [(&[REQUEST][..], true), (&[][..], false)] {
         let collected = call(headers).finish(message("0")).into_body().collect().await.unwrap();
         let trailers = collected.trailers().unwrap();
-        assert_eq!((trailers.len(), trailers.contains_key(TRAILER)), (1 + usize::from(expected), expected));
+        assert_eq!(
+            (trailers.len(), trailers.contains_key(TRAILER)),
+            (1 + usize::from(expected), expected)
+        );
         assert_eq!(collected.to_bytes(), "data");
         let failed = call(headers).finish(Status::internal("").into_http());
         assert_eq!(failed.headers().contains_key(TRAILER), expected);

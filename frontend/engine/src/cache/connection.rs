@@ -10,8 +10,8 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, TlsCertificates, Value, cmd,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
+    IntoConnectionInfo, RedisConnectionInfo, RedisError, TlsCertificates, Value, cmd,
 };
 use tokio_rustls::rustls::RootCertStore;
 
@@ -43,19 +43,29 @@ impl Connection {
     /// Connects and authenticates, each step within `limit`.
     ///
     /// # Errors
-    /// A certificate file cannot be used, the server cannot be reached, or it rejects the credentials.
+    /// A certificate file cannot be used, the server cannot be reached, or it rejects the
+    /// credentials.
     pub(super) async fn open(settings: &Settings, limit: Duration) -> Result<Self, String> {
         let files = settings.clone();
         let login = settings.clone();
-        let connector = blocking::run(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
+        let connector = blocking::run(move || connector(&files, limit))
+            .await
+            .map_err(|error| error.to_string())??;
         let mut connection = match connector {
-            Connector::Cluster(client) => Self::Cluster(client.get_async_connection().await.map_err(text)?),
+            Connector::Cluster(client) => {
+                Self::Cluster(client.get_async_connection().await.map_err(text)?)
+            }
             Connector::Server(client) => {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(limit))
                     .set_response_timeout(None)
                     .set_pipeline_buffer_size(MAX_COMMANDS);
-                Self::Server(client.get_multiplexed_async_connection_with_config(&config).await.map_err(text)?)
+                Self::Server(
+                    client
+                        .get_multiplexed_async_connection_with_config(&config)
+                        .await
+                        .map_err(text)?,
+                )
             }
         };
         connection.log_in(&login).await?;
@@ -77,13 +87,14 @@ impl Connection {
     pub(super) async fn answers(&mut self) -> bool {
         match self.send(&cmd("PING")).await {
             Ok(_) => true,
-            // A user without permission for PING gets an error reply, which proves the connection too.
+            // A user without permission for PING gets an error reply, which proves the connection
+            // too.
             Err(error) => refusal(&error).is_some(),
         }
     }
 
-    /// Authenticates and selects the database, which also proves that the peer is a Redis that accepts commands. The library
-    /// could do both, but its errors omit the server's text.
+    /// Authenticates and selects the database, which also proves that the peer is a Redis that
+    /// accepts commands. The library could do both, but its errors omit the server's text.
     async fn log_in(&mut self, settings: &Settings) -> Result<(), String> {
         let Settings { user, password, db, .. } = settings;
         let mut commands = Vec::new();
@@ -118,14 +129,22 @@ pub(super) fn refusal(error: &RedisError) -> Option<String> {
 }
 
 fn text(error: RedisError) -> String {
-    refusal(&error).map_or_else(|| error.to_string(), |words| format!("the server rejected the login: {words}"))
+    refusal(&error).map_or_else(
+        || error.to_string(),
+        |words| format!("the server rejected the login: {words}"),
+    )
 }
 
 /// Reads the certificates and creates a client.
 fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> {
     let Settings { host, port, .. } = settings;
     let address = match &settings.tls {
-        Some(_) => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
+        Some(_) => ConnectionAddr::TcpTls {
+            host: host.clone(),
+            port: *port,
+            insecure: false,
+            tls_params: None,
+        },
         None => ConnectionAddr::Tcp(host.clone(), *port),
     };
     let login = RedisConnectionInfo::default().set_skip_set_lib_name();
@@ -169,7 +188,9 @@ fn cluster(
 /// Reads the certificate authorities and the client's certificate, in PEM.
 fn certificates(tls: &super::RedisTls) -> Result<TlsCertificates, String> {
     let client_tls = match (&tls.cert, &tls.key) {
-        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read_pem(cert)?, client_key: read_pem(key)? }),
+        (Some(cert), Some(key)) => {
+            Some(ClientTlsConfig { client_cert: read_pem(cert)?, client_key: read_pem(key)? })
+        }
         _ => None,
     };
     let root_cert = match &tls.cacert {
@@ -183,10 +204,12 @@ fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| format!("cannot read '{}': {error}", path.display()))
 }
 
-/// Returns the system's certificate authorities. The library would read them while connecting, on a thread that serves requests.
+/// Returns the system's certificate authorities. The library would read them while connecting, on a
+/// thread that serves requests.
 fn system_authorities() -> Vec<u8> {
     let certificates = rustls_native_certs::load_native_certs().certs.into_iter();
-    let usable = certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
+    let usable =
+        certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
     let pem = usable.map(|certificate| {
         let text = BASE64_STANDARD.encode(certificate);
         format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")

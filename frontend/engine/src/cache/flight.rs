@@ -1,9 +1,9 @@
 //! Single flight: of concurrent equal requests one leads, and the others wait for its response.
 //!
-//! No request waits forever: a leader stores its response, or is dropped (its request failed, was cancelled or lost), and then
-//! all others join again. The first of them that runs leads. A request may not run for a long time: the steps of a decoupled
-//! ensemble run only while its client reads. So no request gets the lead while it waits, and none keeps it while it looks the key
-//! up.
+//! No request waits forever: a leader stores its response, or is dropped (its request failed, was
+//! cancelled or lost), and then all others join again. The first of them that runs leads. A request
+//! may not run for a long time: the steps of a decoupled ensemble run only while its client reads.
+//! So no request gets the lead while it waits, and none keeps it while it looks the key up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,8 +50,13 @@ struct Joined {
 }
 
 impl Flights {
-    /// Waits for the leader. Without one, looks the key up and takes the lead if there is no response.
-    pub(super) async fn join(&self, key: Key, look_up: impl Future<Output = Option<Arc<Entry>>>) -> FlightOutcome {
+    /// Waits for the leader. Without one, looks the key up and takes the lead if there is no
+    /// response.
+    pub(super) async fn join(
+        &self,
+        key: Key,
+        look_up: impl Future<Output = Option<Arc<Entry>>>,
+    ) -> FlightOutcome {
         let mut look_up = Some(look_up);
         loop {
             let joined = self.enter(key);
@@ -81,7 +86,8 @@ impl Flights {
 }
 
 impl Joined {
-    /// Returns the response of a leader, or takes the lead. Returns `None` if the leader has ended without a response.
+    /// Returns the response of a leader, or takes the lead. Returns `None` if the leader has ended
+    /// without a response.
     async fn landed_or_lead(mut self) -> Option<FlightOutcome> {
         {
             let mut flights = self.flights.lock();
@@ -92,7 +98,10 @@ impl Joined {
             let flight = flights.entry(self.key).or_default();
             if !flight.is_led {
                 flight.is_led = true;
-                return Some(FlightOutcome::Lead(FlightLeader { flights: self.flights.clone(), key: Some(self.key) }));
+                return Some(FlightOutcome::Lead(FlightLeader {
+                    flights: self.flights.clone(),
+                    key: Some(self.key),
+                }));
             }
         }
         (&mut self.landing).await.ok().map(FlightOutcome::Entry)
@@ -103,7 +112,9 @@ impl Drop for Joined {
     fn drop(&mut self) {
         self.landing.close();
         let mut flights = self.flights.lock();
-        let Some(flight) = flights.get_mut(&self.key).filter(|flight| !flight.is_led) else { return };
+        let Some(flight) = flights.get_mut(&self.key).filter(|flight| !flight.is_led) else {
+            return;
+        };
         flight.others.retain(|other| !other.is_closed());
         if flight.others.is_empty() {
             flights.remove(&self.key);
@@ -157,10 +168,14 @@ mod tests {
     use super::*;
 
     fn key(version: u64) -> Key {
-        let completion = Completion { directory: "m", backends: &["builtin"], ..Completion::default() };
-        let text = "backend: 'builtin' input { name: 'A' data_type: TYPE_INT8 dims: [1] } output { name: 'B' data_type: TYPE_INT8 dims: [1] }";
+        let completion =
+            Completion { directory: "m", backends: &["builtin"], ..Completion::default() };
+        let text = "backend: 'builtin' input { name: 'A' data_type: TYPE_INT8 dims: [1] } output \
+                    { name: 'B' data_type: TYPE_INT8 dims: [1] }";
         let config = Draft::from_text(text, "config.pbtxt").unwrap().complete(&completion).unwrap();
-        Identifier::new(&ModelVersion::new("m", version), &config).finish().key(&InferRequest::default())
+        Identifier::new(&ModelVersion::new("m", version), &config)
+            .finish()
+            .key(&InferRequest::default())
     }
 
     fn entry() -> Arc<Entry> {
@@ -206,7 +221,9 @@ mod tests {
         let entry = entry();
         first.finish(&entry);
         for waiting in waiting {
-            assert!(matches!(waiting.await, FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry)));
+            assert!(
+                matches!(waiting.await, FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry))
+            );
         }
         drop(other);
         assert!(flights.lock().is_empty());
@@ -219,7 +236,9 @@ mod tests {
         let mut waiting = followers(&flights, key(1), 4).into_iter();
         drop(waiting.next());
         drop(first);
-        let FlightOutcome::Lead(second) = waiting.next().unwrap().await else { panic!("nothing is stored") };
+        let FlightOutcome::Lead(second) = waiting.next().unwrap().await else {
+            panic!("nothing is stored")
+        };
         let mut rest: Vec<_> = waiting.collect();
         assert!(rest.iter_mut().all(|one| poll(one).is_pending()), "only one leads");
         drop(second);
@@ -236,10 +255,15 @@ mod tests {
         let first = lead(&flights, key(1)).await;
         let mut waiting = followers(&flights, key(1), 2);
         drop(first);
-        // The first follower is not polled. A new request and the other follower continue without it.
-        let FlightOutcome::Lead(second) = join(&flights, key(1)).await else { panic!("nothing is stored") };
+        // The first follower is not polled. A new request and the other follower continue without
+        // it.
+        let FlightOutcome::Lead(second) = join(&flights, key(1)).await else {
+            panic!("nothing is stored")
+        };
         drop(second);
-        let FlightOutcome::Lead(third) = waiting.remove(1).await else { panic!("nothing is stored") };
+        let FlightOutcome::Lead(third) = waiting.remove(1).await else {
+            panic!("nothing is stored")
+        };
         third.finish(&entry());
         drop(waiting);
         assert!(flights.lock().is_empty());
@@ -251,7 +275,9 @@ mod tests {
         let (reply, stored) = oneshot::channel::<Option<Arc<Entry>>>();
         let mut slow: Joining<'_> = Box::pin(flights.join(key(1), async { stored.await.unwrap() }));
         assert!(poll(&mut slow).is_pending());
-        let FlightOutcome::Lead(leader) = join(&flights, key(1)).await else { panic!("nothing is stored") };
+        let FlightOutcome::Lead(leader) = join(&flights, key(1)).await else {
+            panic!("nothing is stored")
+        };
         assert!(leader.has_followers(), "the response may come after the look-up");
         leader.finish(&entry());
         reply.send(None).unwrap();

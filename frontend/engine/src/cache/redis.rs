@@ -1,7 +1,9 @@
-//! The response cache in a Redis server or cluster that several servers share: one connection, maintained by a task.
+//! The response cache in a Redis server or cluster that several servers share: one connection,
+//! maintained by a task.
 //!
-//! A lookup never waits longer than the timeout. While there is no connection, every lookup is an immediate miss; reconnecting
-//! backs off exponentially. The numbers of unanswered commands and of bytes waiting to be stored are bounded.
+//! A lookup never waits longer than the timeout. While there is no connection, every lookup is an
+//! immediate miss; reconnecting backs off exponentially. The numbers of unanswered commands and of
+//! bytes waiting to be stored are bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +28,8 @@ const MAX_UNANSWERED: usize = 4096;
 const MAX_BYTES: u64 = 256 << 20;
 /// The longest value: Redis's own default limit.
 const LONGEST_VALUE: u64 = 512 << 20;
-/// The time limit of connecting and authenticating, and of the check of a connection that was too slow.
+/// The time limit of connecting and authenticating, and of the check of a connection that was too
+/// slow.
 const CONNECT: Duration = Duration::from_secs(2);
 /// The time limit of storing a value.
 const STORE: Duration = Duration::from_secs(10);
@@ -97,7 +100,8 @@ impl Redis {
     /// Starts connecting in the background.
     pub(super) fn start(settings: Settings, report: Arc<Report>) -> Self {
         let link = Arc::new(Link::default());
-        let reconnector = Reconnector { link: link.clone(), settings: settings.clone(), report: report.clone() };
+        let reconnector =
+            Reconnector { link: link.clone(), settings: settings.clone(), report: report.clone() };
         tokio::spawn(reconnector.run());
         Self { link, runtime: Handle::current(), settings, report }
     }
@@ -119,16 +123,22 @@ impl Redis {
             Ok(Ok(Value::Nil)) => {}
             Ok(Ok(_)) => self.report.record(CacheError::Reply, "unexpected reply of Redis to GET"),
             Ok(Err(error)) => match refusal(&error) {
-                Some(words) => self.report.record(CacheError::Reply, &format!("Redis rejected GET: {words}")),
+                Some(words) => {
+                    self.report.record(CacheError::Reply, &format!("Redis rejected GET: {words}"))
+                }
                 None => {
                     self.link.give_up();
-                    self.report.record(CacheError::Connection, &format!("lost the connection to Redis: {error}"));
+                    self.report.record(
+                        CacheError::Connection,
+                        &format!("lost the connection to Redis: {error}"),
+                    );
                 }
             },
             Err(_) => {
                 self.link.give_up();
                 let ms = self.settings.timeout.as_millis();
-                self.report.record(CacheError::Timeout, &format!("Redis did not answer within {ms} ms"));
+                self.report
+                    .record(CacheError::Timeout, &format!("Redis did not answer within {ms} ms"));
             }
         }
         None
@@ -140,11 +150,15 @@ impl Redis {
             return self.report.record(CacheError::Connection, "not connected to Redis");
         };
         if size > LONGEST_VALUE {
-            let text = format!("a response of {size} bytes exceeds the limit of Redis of {LONGEST_VALUE} bytes");
+            let text = format!(
+                "a response of {size} bytes exceeds the limit of Redis of {LONGEST_VALUE} bytes"
+            );
             return self.report.record(CacheError::TooLarge, &text);
         }
         let Some(pending) = self.link.begin(size) else {
-            return self.report.record(CacheError::Busy, "too many responses are waiting to be stored in Redis");
+            return self
+                .report
+                .record(CacheError::Busy, "too many responses are waiting to be stored in Redis");
         };
         let mut command = cmd("SET");
         command.arg(name(key)).arg(value());
@@ -160,10 +174,16 @@ async fn store(mut connection: Connection, command: Cmd, pending: Pending, repor
     match timeout(STORE, connection.send(&command)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => match refusal(&error) {
-            Some(words) => report.record(CacheError::Reply, &format!("Redis rejected SET: {words}")),
-            None => report.record(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
+            Some(words) => {
+                report.record(CacheError::Reply, &format!("Redis rejected SET: {words}"))
+            }
+            None => report
+                .record(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
         },
-        Err(_) => report.record(CacheError::Timeout, &format!("storing in Redis exceeded {} s", STORE.as_secs())),
+        Err(_) => report.record(
+            CacheError::Timeout,
+            &format!("storing in Redis exceeded {} s", STORE.as_secs()),
+        ),
     }
     drop(pending);
 }
@@ -193,7 +213,10 @@ impl Reconnector {
                     self.serve(connection).await
                 }
                 Ok(Err(error)) => (CacheError::Connection, error),
-                Err(_) => (CacheError::Connection, format!("no connection within {} s", CONNECT.as_secs())),
+                Err(_) => (
+                    CacheError::Connection,
+                    format!("no connection within {} s", CONNECT.as_secs()),
+                ),
             };
             self.report.record(reason, &format!("Redis at {host}:{port}: {lost}"));
             sleep(pause).await;
@@ -209,8 +232,15 @@ impl Reconnector {
             // A lookup timed out: a long value may be in transit, or the server hangs.
             match timeout(CONNECT, connection.answers()).await {
                 Ok(true) => {}
-                Ok(false) => return (CacheError::Connection, "the server closed the connection".to_owned()),
-                Err(_) => return (CacheError::Timeout, format!("no answer within {} s", CONNECT.as_secs())),
+                Ok(false) => {
+                    return (CacheError::Connection, "the server closed the connection".to_owned());
+                }
+                Err(_) => {
+                    return (
+                        CacheError::Timeout,
+                        format!("no answer within {} s", CONNECT.as_secs()),
+                    );
+                }
             }
         }
     }
@@ -228,7 +258,8 @@ mod tests {
     #[test]
     fn unanswered_commands_are_limited_until_some_are_answered() {
         let link = Arc::new(Link::default());
-        let mut commands: Vec<Pending> = (0..MAX_UNANSWERED).map(|_| link.begin(0).unwrap()).collect();
+        let mut commands: Vec<Pending> =
+            (0..MAX_UNANSWERED).map(|_| link.begin(0).unwrap()).collect();
         assert!(link.begin(0).is_none());
         assert_eq!(pending(&link), (MAX_UNANSWERED, 0), "a refused command is not pending");
         commands.pop();

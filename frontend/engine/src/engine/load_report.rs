@@ -1,5 +1,5 @@
-//! Keeps the load reports: samples the counters at intervals, so that a request only takes the latest report. Without requests for
-//! reports nothing is sampled.
+//! Keeps the load reports: samples the counters at intervals, so that a request only takes the
+//! latest report. Without requests for reports nothing is sampled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +44,8 @@ impl LoadReports {
 }
 
 impl Engine {
-    /// Keeps the load reports up to date while they are requested. Never ends; run it on a runtime that serves no requests, because
-    /// each sample locks every model once.
+    /// Keeps the load reports up to date while they are requested. Never ends; run it on a runtime
+    /// that serves no requests, because each sample locks every model once.
     pub async fn keep_load_reports(self) {
         let reports = &self.inner.load_reports;
         loop {
@@ -63,7 +63,8 @@ impl Engine {
         }
     }
 
-    /// Returns the latest report with the metrics of a model of the repository; the server's report if the model is unknown.
+    /// Returns the latest report with the metrics of a model of the repository; the server's report
+    /// if the model is unknown.
     pub(super) fn latest_report(&self, model: &str) -> Arc<LoadReport> {
         let reports = match self.inner.load_reports.latest() {
             Some(reports) => reports,

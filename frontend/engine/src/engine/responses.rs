@@ -36,7 +36,9 @@ enum Kind {
 
 impl ClientResponses {
     /// Wraps the future of an ordinary model's response.
-    pub(super) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
+    pub(super) fn one(
+        answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static,
+    ) -> Self {
         Kind::One(Box::pin(answer)).into()
     }
 
@@ -127,7 +129,8 @@ impl Exchange {
     pub(super) fn begin(engine: &Engine, request: &mut InferRequest) -> Result<Self, InferError> {
         let mut exchange = Self::default();
         if let Some(naming) = &engine.naming
-            && let Some(Resolved { model, version }) = naming.resolve(&request.model_name, &request.model_version)?
+            && let Some(Resolved { model, version }) =
+                naming.resolve(&request.model_name, &request.model_version)?
         {
             let name = std::mem::replace(&mut request.model_name, model);
             let requested_version = std::mem::take(&mut request.model_version);
@@ -136,7 +139,8 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Counts the request now that its model is resolved, and converts it to the form that the model takes.
+    /// Counts the request now that its model is resolved, and converts it to the form that the
+    /// model takes.
     ///
     /// # Errors
     /// The tensors cannot be converted to a document.
@@ -149,7 +153,9 @@ impl Exchange {
         // Clients can write a number in many forms, each of which would have series.
         let number = if request.model_version.is_empty() { "" } else { serving.series.version() };
         let (name, version) = match &self.client_name {
-            Some(ClientModelName { name, requested_version, .. }) => (name.as_str(), requested_version.as_str()),
+            Some(ClientModelName { name, requested_version, .. }) => {
+                (name.as_str(), requested_version.as_str())
+            }
             None => (request.model_name.as_str(), number),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
@@ -172,7 +178,10 @@ impl Exchange {
     ///
     /// # Errors
     /// The model failed, or its response is not a document.
-    pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
+    pub(super) fn end(
+        &self,
+        answer: Result<InferResponse, InferError>,
+    ) -> Result<InferResponse, InferError> {
         let response = answer?;
         if let Some((engine, named)) = &self.named {
             record::alias_done(&engine.inner.cache, named, &response.timeline);

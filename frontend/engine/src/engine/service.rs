@@ -22,8 +22,8 @@ use pharos::region::Kind;
 use pharos::repository::{IndexEntry, Override, parse_version};
 use pharos::request_trace::Traced;
 use pharos::service::{
-    self, Endpoint, GpuUsage, LogSettings, LogUpdate, Management, Naming, OpenStream, Protocol, Route, Service,
-    SharedManagement, TraceSettings, WorkerHealth, WorkerStatus,
+    self, Endpoint, GpuUsage, LogSettings, LogUpdate, Management, Naming, OpenStream, Protocol,
+    Route, Service, SharedManagement, TraceSettings, WorkerHealth, WorkerStatus,
 };
 use pharos::shared_memory::Status;
 use pharos::timeline::Instant;
@@ -81,7 +81,8 @@ impl Service for Engine {
 
     async fn demand(&self, model: &str, version: &str, timeout_us: u64) -> Result<(), InferError> {
         if self.check_open().is_err() {
-            // Nothing is loaded any more. The request itself is refused, unless it continues a sequence.
+            // Nothing is loaded any more. The request itself is refused, unless it continues a
+            // sequence.
             return Ok(());
         }
         let (model, version) = self.in_repository(model, version)?;
@@ -108,7 +109,11 @@ impl Service for Engine {
         let metadata = serving.config.metadata(&versions);
         Ok(match (self.resolve(model, version)?, &self.naming) {
             (Some(resolved), Some(naming)) => {
-                let versions = if version.is_empty() { naming.versions(model) } else { vec![resolved.version] };
+                let versions = if version.is_empty() {
+                    naming.versions(model)
+                } else {
+                    vec![resolved.version]
+                };
                 ModelMetadata { name: model.to_owned(), versions, ..metadata }
             }
             _ => metadata,
@@ -123,7 +128,11 @@ impl Service for Engine {
         Ok(self.config(model, version)?.encode())
     }
 
-    async fn infer(&self, mut request: Box<InferRequest>, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    async fn infer(
+        &self,
+        mut request: Box<InferRequest>,
+        endpoint: Endpoint,
+    ) -> Result<InferResponse, InferError> {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = match self.resolve_accepting_model(&request) {
             Ok(serving) => serving,
@@ -141,7 +150,9 @@ impl Service for Engine {
         let answer = match serving.config.decoupled {
             true => {
                 let responses = ClientResponses::many(models.stream(&serving, *request, admitted));
-                Box::pin(responses.only()).await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
+                Box::pin(responses.only())
+                    .await
+                    .and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
             }
             false => models.execute(&serving, request, admitted).await,
         };
@@ -158,7 +169,9 @@ impl Service for Engine {
         let models = self.inner.loader.models().clone();
         let responses = match serving.config.decoupled {
             true => ClientResponses::many(models.stream(&serving, request, admitted)),
-            false => ClientResponses::one(async move { models.execute(&serving, Box::new(request), admitted).await }),
+            false => ClientResponses::one(async move {
+                models.execute(&serving, Box::new(request), admitted).await
+            }),
         };
         Ok(Box::new(if exchange.is_plain() { responses } else { responses.seen_as(exchange) }))
     }
@@ -182,7 +195,10 @@ impl Service for Engine {
         let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
         let all = self.inner.loader.models().all();
         if model.is_empty() {
-            return Ok(statistics::of_all(&self.inner.cache, all.iter().map(|serving| &*serving.series)));
+            return Ok(statistics::of_all(
+                &self.inner.cache,
+                all.iter().map(|serving| &*serving.series),
+            ));
         }
         let resolved = self.resolve(model, "")?;
         let version = if resolved.is_some() { "" } else { version };
@@ -196,10 +212,15 @@ impl Service for Engine {
             "" => None,
             _ => Some(parse_version(version)?),
         };
-        let of_version = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
-        let chosen = statistics::of_all(&self.inner.cache, of_version.map(|serving| &*serving.series));
+        let of_version = of_name
+            .iter()
+            .filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
+        let chosen =
+            statistics::of_all(&self.inner.cache, of_version.map(|serving| &*serving.series));
         if chosen.is_empty() {
-            return Err(unavailable(format!("requested model version is not available for model '{model}'")));
+            return Err(unavailable(format!(
+                "requested model version is not available for model '{model}'"
+            )));
         }
         Ok(chosen)
     }
@@ -212,13 +233,21 @@ impl Service for Engine {
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let engine = self.clone();
         let index = blocking::run(move || engine.inner.loader.index(ready_only)).await;
-        index.map_err(|error| InferError::internal(format!("cannot read the model repositories: {error}")))
+        index.map_err(|error| {
+            InferError::internal(format!("cannot read the model repositories: {error}"))
+        })
     }
 
-    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {
+    async fn load_model(
+        &self,
+        model: &str,
+        parameters: Vec<(String, Bytes)>,
+    ) -> Result<(), InferError> {
         self.check_open()?;
         let overrides = Override::new(parameters).map_err(|reason| {
-            InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+            InferError::internal(format!(
+                "failed to load '{model}', failed to poll from model repository: {reason}"
+            ))
         })?;
         if !self.uploads.code {
             overrides.as_ref().map_or(Ok(()), |sent| uploads::check(model, sent))?;
@@ -240,7 +269,13 @@ impl Service for Engine {
     }
 
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
-        self.inner.settings.loader.stores.registered.as_ref().map_or(Ok(()), |registered| registered.add(models))
+        self.inner
+            .settings
+            .loader
+            .stores
+            .registered
+            .as_ref()
+            .map_or(Ok(()), |registered| registered.add(models))
     }
 
     fn unregister_directories(&self, models: &[String]) {
@@ -249,7 +284,13 @@ impl Service for Engine {
         }
     }
 
-    fn register_system_memory(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError> {
+    fn register_system_memory(
+        &self,
+        region: &str,
+        key: &str,
+        offset: u64,
+        byte_size: u64,
+    ) -> Result<(), InferError> {
         self.inner.shared_memory.register_system(region, key, offset, byte_size)
     }
 
@@ -289,7 +330,11 @@ impl Service for Engine {
         Ok(self.inner.traces.settings(model))
     }
 
-    fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
+    fn update_trace_settings(
+        &self,
+        model: &str,
+        update: &Update,
+    ) -> Result<TraceSettings, InferError> {
         self.check_traceable(model)?;
         self.inner.traces.update(model, update)
     }
@@ -311,11 +356,12 @@ impl Management for Engine {
     fn workers(&self, model: &str) -> Vec<WorkerStatus> {
         let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
         let Some(instances) = serving.instances() else { return Vec::new() };
-        let workers = instances.states().into_iter().map(|InstanceStatus { id, state, pid, gpu, .. }| {
-            let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
-            let (resident_bytes, started) = process.unwrap_or_default();
-            WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }
-        });
+        let workers =
+            instances.states().into_iter().map(|InstanceStatus { id, state, pid, gpu, .. }| {
+                let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
+                let (resident_bytes, started) = process.unwrap_or_default();
+                WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }
+            });
         workers.collect()
     }
 
@@ -325,7 +371,11 @@ impl Management for Engine {
     }
 
     fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
-        let reading = self.inner.latest.gpus.of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
+        let reading = self
+            .inner
+            .latest
+            .gpus
+            .of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
         Some(GpuUsage {
             utilization: reading.utilization,
             bandwidth: reading.bandwidth,
@@ -340,7 +390,8 @@ impl Management for Engine {
 
     fn killed_since(&self, model: &str, since: Instant) -> bool {
         let serving = self.inner.loader.models().serving(model, "");
-        serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
+        serving
+            .is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
     }
 
     fn end_sequence(&self, model: &str, id: &CorrelationId) {

@@ -1,5 +1,6 @@
-//! What the loads of clients may bring. Files: only listeners whose clients may run code on this machine accept them. Whether a
-//! configuration brings code is decided when the model's own configuration is read, see `crate::loader::prepare`.
+//! What the loads of clients may bring. Files: only listeners whose clients may run code on this
+//! machine accept them. Whether a configuration brings code is decided when the model's own
+//! configuration is read, see `crate::loader::prepare`.
 
 use pharos::error::InferError;
 use pharos::repository::{LoadScope, Override};
@@ -11,7 +12,8 @@ use crate::loader;
 pub struct Uploads {
     /// Files and configurations that run code.
     pub code: bool,
-    /// Names of directories, and of archives outside of the model store, as registrations have them.
+    /// Names of directories, and of archives outside of the model store, as registrations have
+    /// them.
     pub registrations: bool,
 }
 
@@ -25,7 +27,10 @@ impl Uploads {
             return Ok(());
         }
         let from = from.escape_debug();
-        Err(loader::brings_code(model, &format!("'{from}' is outside of the model repositories and can contain code")))
+        Err(loader::brings_code(
+            model,
+            &format!("'{from}' is outside of the model repositories and can contain code"),
+        ))
     }
 }
 
@@ -57,6 +62,9 @@ mod tests {
         let Err(refusal) = check("m", &sent(&["1/model.onnx"])) else { panic!("not refused") };
         assert_eq!((refusal.code, refusal.reason), (ErrorCode::Unsupported, Reason::Restricted));
         let text = refusal.message;
-        assert!(text.starts_with("failed to load 'm', the files of the request can contain code"), "{text}");
+        assert!(
+            text.starts_with("failed to load 'm', the files of the request can contain code"),
+            "{text}"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The steps of one request, as `pharos::ensemble::Flow` decides.
 //!
-//! Everything runs when the next response is polled. Steps nearest to the client go first: while a response is ready, no further
-//! responses of steps are taken. A client that does not read thus applies back-pressure to all models of its request.
+//! Everything runs when the next response is polled. Steps nearest to the client go first: while a
+//! response is ready, no further responses of steps are taken. A client that does not read thus
+//! applies back-pressure to all models of its request.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,7 +23,8 @@ use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Queued, STUCK, StepPermit};
 use super::steps::{
-    InSequence, StepTensor, log_left_out, made, region, request_inputs, requested, response, sequence_of, step_request,
+    InSequence, StepTensor, log_left_out, made, region, request_inputs, requested, response,
+    sequence_of, step_request,
 };
 use super::streams::{Stream, Streams};
 use super::{Member, Members, Target};
@@ -90,13 +92,19 @@ impl<M: Members> EnsembleRequest<M> {
     ///
     /// # Errors
     /// A member is not available.
-    pub(super) fn begin(target: &Target<'_, M>, mut request: InferRequest) -> Result<Self, InferError> {
+    pub(super) fn begin(
+        target: &Target<'_, M>,
+        mut request: InferRequest,
+    ) -> Result<Self, InferError> {
         let started = clock::now();
         let Target { members: models, version, ensemble } = target;
         let plan = &ensemble.plan;
-        // Resolves all members before the first step runs, so that a request ends with the models it began with.
-        let members = plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
-        // A replaced member serves before its ensembles are loaded again. A stage without an end takes one response only.
+        // Resolves all members before the first step runs, so that a request ends with the models
+        // it began with.
+        let members =
+            plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
+        // A replaced member serves before its ensembles are loaded again. A stage without an end
+        // takes one response only.
         for (number, member) in members.iter().enumerate() {
             if member.config().decoupled && ensemble.stages.ended_by(number).is_none() {
                 return Err(replaced(&**member));
@@ -122,20 +130,27 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// Returns the next response; `None` after the last response or an error.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<StepOutputs, InferError>>> {
+    pub(super) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<StepOutputs, InferError>>> {
         loop {
             while let Some(call) = self.flow.next_step() {
                 self.start(call);
             }
             self.before = None;
             if let Some(output) = self.flow.next_output() {
-                return Poll::Ready(Some(output.and_then(|outputs| response(&*self.version, &self.request, outputs))));
+                return Poll::Ready(Some(
+                    output.and_then(|outputs| response(&*self.version, &self.request, outputs)),
+                ));
             }
             if self.flow.is_over() {
                 return Poll::Ready(None);
             }
             match self.events.poll_next_unpin(cx) {
-                Poll::Ready(Some(Event::Answered(id, answer, permit))) => self.answered(id, answer, permit),
+                Poll::Ready(Some(Event::Answered(id, answer, permit))) => {
+                    self.answered(id, answer, permit)
+                }
                 Poll::Ready(Some(Event::Begun(stage, stream))) => self.stream(stage, stream),
                 _ if self.poll_streams(cx) => {}
                 _ => return Poll::Pending,
@@ -148,8 +163,8 @@ impl<M: Members> EnsembleRequest<M> {
         self.flow.is_over()
     }
 
-    /// Returns the start of the first step and stamps whose distances are the members' summed times, as in Triton. With
-    /// concurrent steps the sum exceeds the time of the request.
+    /// Returns the start of the first step and stamps whose distances are the members' summed
+    /// times, as in Triton. With concurrent steps the sum exceeds the time of the request.
     pub(super) fn stamps(&self) -> ComputeStamps {
         let start = self.times.started;
         let (input_ns, infer_ns, output_ns) = self.times.sums;
@@ -184,9 +199,13 @@ impl<M: Members> EnsembleRequest<M> {
         if self.running.is_empty() {
             self.times.busy_since = since;
         }
-        self.running.insert(id, Running { step: number, member: member.clone(), decoupled, since, sequence });
+        self.running.insert(
+            id,
+            Running { step: number, member: member.clone(), decoupled, since, sequence },
+        );
         let slots = ensemble.slots.as_ref().zip(self.queued.get(stage));
-        let queued = slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
+        let queued =
+            slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
         let work = StepCall { id, models: self.models.clone(), member, request };
         let ensemble = self.version.model().clone();
         match queued {
@@ -195,14 +214,22 @@ impl<M: Members> EnsembleRequest<M> {
                 Err(error) => self.answered(id, Err(error), None),
             },
             None => self.events.push(Box::pin(work.answer(None))),
-            Some(queued) if decoupled => self.events.push(Box::pin(work.begin_in_turn(stage, queued, ensemble))),
+            Some(queued) if decoupled => {
+                self.events.push(Box::pin(work.begin_in_turn(stage, queued, ensemble)))
+            }
             Some(queued) => self.events.push(Box::pin(work.answer_in_turn(queued, ensemble))),
         }
     }
 
-    /// Returns the model that executes a step's request: the one resolved at the start of the ensemble's request, or its replaced
-    /// version that began the sequence which the step continues.
-    fn member_for(&self, step: &Step, found: &Arc<M::Member>, sequence: &InSequence) -> Arc<M::Member> {
+    /// Returns the model that executes a step's request: the one resolved at the start of the
+    /// ensemble's request, or its replaced version that began the sequence which the step
+    /// continues.
+    fn member_for(
+        &self,
+        step: &Step,
+        found: &Arc<M::Member>,
+        sequence: &InSequence,
+    ) -> Arc<M::Member> {
         if sequence.id.is_none() {
             return found.clone();
         }
@@ -241,7 +268,8 @@ impl<M: Members> EnsembleRequest<M> {
         log_left_out(&*self.version, step, &left_out);
     }
 
-    /// Takes the next response of a decoupled step, later stages first. Returns whether there was one.
+    /// Takes the next response of a decoupled step, later stages first. Returns whether there was
+    /// one.
     fn poll_streams(&mut self, cx: &mut Context<'_>) -> bool {
         for stage in (0..self.streams.len()).rev() {
             // Do not take responses while steps of later stages wait for permits.
@@ -251,7 +279,9 @@ impl<M: Members> EnsembleRequest<M> {
             }
             let flow = &self.flow;
             let Some(streams) = self.streams.get_mut(stage) else { continue };
-            if let Poll::Ready((id, streamed, permit)) = streams.poll_next(cx, |id| flow.waiting(id)) {
+            if let Poll::Ready((id, streamed, permit)) =
+                streams.poll_next(cx, |id| flow.waiting(id))
+            {
                 self.before = permit;
                 self.responded(stage, id, streamed);
                 return true;
@@ -347,10 +377,17 @@ impl<M: Members> StepCall<M> {
         Ok(Stream { id: self.id, responses, permit })
     }
 
-    async fn begin_in_turn(self, stage: usize, queued: Queued, ensemble: ModelVersion) -> Event<M::Responses> {
+    async fn begin_in_turn(
+        self,
+        stage: usize,
+        queued: Queued,
+        ensemble: ModelVersion,
+    ) -> Event<M::Responses> {
         let permit = queued.acquire(&ensemble, STUCK).await;
         let id = self.id;
-        self.begin(permit)
-            .map_or_else(|error| Event::Answered(id, Err(error), None), |stream| Event::Begun(stage, stream))
+        self.begin(permit).map_or_else(
+            |error| Event::Answered(id, Err(error), None),
+            |stream| Event::Begun(stage, stream),
+        )
     }
 }

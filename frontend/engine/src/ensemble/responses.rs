@@ -31,7 +31,11 @@ pub(crate) struct EnsembleResponses<M: Members> {
 
 impl<M: Members> EnsembleResponses<M> {
     /// Starts a checked request. Its first steps are queued on return.
-    pub(crate) fn begin(target: &Target<'_, M>, mut request: InferRequest, checked: Checked) -> Self {
+    pub(crate) fn begin(
+        target: &Target<'_, M>,
+        mut request: InferRequest,
+        checked: Checked,
+    ) -> Self {
         let latest = clock::now();
         request.timeline.queue_start = latest;
         let mut unanswered = Unanswered::new(target.version, target.ensemble, &request);
@@ -46,7 +50,8 @@ impl<M: Members> EnsembleResponses<M> {
             }
         }
         let progress = StreamProgress::default();
-        let mut responses = Self { running, unanswered, checked, first, count: 0, latest, progress };
+        let mut responses =
+            Self { running, unanswered, checked, first, count: 0, latest, progress };
         if responses.first.is_none() {
             responses.first = match responses.poll_next(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(streamed) => streamed,
@@ -70,7 +75,8 @@ impl<M: Members> EnsembleResponses<M> {
     fn made(&mut self, next: Option<Result<StepOutputs, InferError>>) -> Streamed {
         let empty = next.is_none();
         let made = next.unwrap_or_else(|| Ok(StepOutputs::default()));
-        let last = empty || made.is_err() || self.running.as_ref().is_none_or(EnsembleRequest::is_over);
+        let last =
+            empty || made.is_err() || self.running.as_ref().is_none_or(EnsembleRequest::is_over);
         let kind = match &made {
             Ok((outputs, _)) if outputs.is_empty() => ResponseKind::Empty,
             Ok(_) => ResponseKind::Success,
@@ -86,7 +92,13 @@ impl<M: Members> EnsembleResponses<M> {
         }
         if let (Ok((outputs, _)), false) = (&made, empty) {
             let bytes = byte_size(outputs);
-            record::stream_response(version.series(), &self.progress, self.unanswered.started, now, bytes);
+            record::stream_response(
+                version.series(),
+                &self.progress,
+                self.unanswered.started,
+                now,
+                bytes,
+            );
         }
         if last {
             record::stream_ended(version.series(), &self.progress);
@@ -104,9 +116,16 @@ impl<M: Members> EnsembleResponses<M> {
     }
 
     /// Builds the response with these outputs.
-    fn response(&mut self, version: &M::Member, made: StepOutputs, last: bool) -> Result<InferResponse, InferError> {
+    fn response(
+        &mut self,
+        version: &M::Member,
+        made: StepOutputs,
+        last: bool,
+    ) -> Result<InferResponse, InferError> {
         let (outputs, parameters) = made;
-        let Some(running) = &self.running else { return Err(InferError::internal("a request ended twice")) };
+        let Some(running) = &self.running else {
+            return Err(InferError::internal("a request ended twice"));
+        };
         request_trace::outputs(&running.request, &outputs);
         let timeline = match last {
             true => {

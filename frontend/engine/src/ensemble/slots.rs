@@ -1,5 +1,6 @@
-//! Implements `max_inflight_requests`: the limit of concurrent requests of each step of an ensemble, over all its clients.
-//! Requests over the limit wait, and so does the decoupled step whose responses they process.
+//! Implements `max_inflight_requests`: the limit of concurrent requests of each step of an
+//! ensemble, over all its clients. Requests over the limit wait, and so does the decoupled step
+//! whose responses they process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +10,9 @@ use pharos::id::ModelVersion;
 use pharos_os::clock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The time limit of waiting for a permit, as in Triton. A model that is in a plan twice can hold its only instance with
-/// responses that wait for that instance; the limit must not block it forever.
+/// The time limit of waiting for a permit, as in Triton. A model that is in a plan twice can hold
+/// its only instance with responses that wait for that instance; the limit must not block it
+/// forever.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
 
 /// The permit to run a step; released with the last clone. `None` without a limit.
@@ -26,17 +28,30 @@ pub(super) struct Slots {
 impl Slots {
     /// Creates permits for `steps` steps; `None` for a limit of 0, which means no limit.
     pub(super) fn new(steps: usize, limit: u32) -> Option<Self> {
-        let places = usize::try_from(limit).unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
+        let places =
+            usize::try_from(limit).unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
         let steps = (0..steps).map(|_| Arc::new(Semaphore::new(places))).collect();
         (limit > 0).then_some(Self { steps, limit })
     }
 
-    /// Queues for a permit of the step with this number; `waiting` counts the queued requests. `before` is the permit of the step
-    /// whose response this request processes. It is held until this request has its own permit, which throttles that step.
-    pub(super) fn queue(&self, step: usize, waiting: &Arc<AtomicUsize>, before: StepPermit) -> Option<Queued> {
+    /// Queues for a permit of the step with this number; `waiting` counts the queued requests.
+    /// `before` is the permit of the step whose response this request processes. It is held until
+    /// this request has its own permit, which throttles that step.
+    pub(super) fn queue(
+        &self,
+        step: usize,
+        waiting: &Arc<AtomicUsize>,
+        before: StepPermit,
+    ) -> Option<Queued> {
         let semaphore = self.steps.get(step)?.clone();
         waiting.fetch_add(1, Ordering::Relaxed);
-        Some(Queued { semaphore, limit: self.limit, step, waiting: waiting.clone(), _before: before })
+        Some(Queued {
+            semaphore,
+            limit: self.limit,
+            step,
+            waiting: waiting.clone(),
+            _before: before,
+        })
     }
 
     /// Returns the number of taken permits of each step.
@@ -95,7 +110,12 @@ mod tests {
         assert!(requests.iter_mut().all(|request| request.as_mut().now_or_never().is_none()));
         while !requests.is_empty() {
             drop(held.take());
-            assert!(requests.iter_mut().skip(1).all(|request| request.as_mut().now_or_never().is_none()));
+            assert!(
+                requests
+                    .iter_mut()
+                    .skip(1)
+                    .all(|request| request.as_mut().now_or_never().is_none())
+            );
             held = requests.remove(0).now_or_never().unwrap();
             assert!(held.is_some());
         }
@@ -108,7 +128,10 @@ mod tests {
         let ensemble = ModelVersion::new("e", 1);
         let time_limit = Duration::from_millis(20);
         let first = slots.queue(1, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
-        assert_eq!((waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()), (0, vec![0, 1]));
+        assert_eq!(
+            (waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()),
+            (0, vec![0, 1])
+        );
         let second = slots.queue(1, &waiting, first.clone()).unwrap();
         assert_eq!(waiting.load(Ordering::Relaxed), 1);
         drop(first);

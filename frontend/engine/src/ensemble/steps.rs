@@ -1,9 +1,11 @@
-//! Converts an ensemble's request to requests of the steps, and the responses of the steps to the ensemble's responses.
+//! Converts an ensemble's request to requests of the steps, and the responses of the steps to the
+//! ensemble's responses.
 
 use pharos::ensemble::{Plan, Step, fit};
 use pharos::error::InferError;
 use pharos::infer::{
-    CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput,
+    CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters,
+    RequestedOutput,
 };
 use pharos::region::Slice;
 use pharos::request_trace::Traced;
@@ -35,14 +37,16 @@ impl StepTensor {
         Self { tensor, batch, sequence }
     }
 
-    /// Shapes the tensor for a model (or the ensemble's response) with these dimensions, which exclude the batch.
+    /// Shapes the tensor for a model (or the ensemble's response) with these dimensions, which
+    /// exclude the batch.
     fn into_tensor(self, dims: &[i64], batches: bool) -> Tensor {
         let shape = fit(dims, batches, &self.tensor.shape, self.batch);
         Tensor { shape, ..self.tensor }
     }
 }
 
-/// Returns the place in a sequence of a request with these tensors: the first that a step reported, or the request's own.
+/// Returns the place in a sequence of a request with these tensors: the first that a step reported,
+/// or the request's own.
 pub(super) fn sequence_of(tensors: &[(usize, StepTensor)], request: &InferRequest) -> InSequence {
     let reported = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
     reported.unwrap_or_else(|| InSequence {
@@ -56,7 +60,9 @@ pub(super) fn sequence_of(tensors: &[(usize, StepTensor)], request: &InferReques
 pub(super) fn requested(version: &impl Member, request: &InferRequest) -> Vec<usize> {
     let mut positions = Vec::new();
     for (position, spec) in version.config().outputs.iter().enumerate() {
-        if request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == spec.name) {
+        if request.outputs.is_empty()
+            || request.outputs.iter().any(|output| output.name == spec.name)
+        {
             positions.push(position);
         }
     }
@@ -64,18 +70,22 @@ pub(super) fn requested(version: &impl Member, request: &InferRequest) -> Vec<us
 }
 
 /// Takes the inputs out of a request, with their positions in the configuration.
-pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) -> Vec<(usize, StepTensor)> {
+pub(super) fn request_inputs(
+    version: &impl Member,
+    request: &mut InferRequest,
+) -> Vec<(usize, StepTensor)> {
     let batches = version.config().batches();
     let given = std::mem::take(&mut request.inputs).into_iter().filter_map(|input| {
         let position = version.config().inputs.iter().position(|spec| spec.name == input.name)?;
-        let shape = version.config().inputs.get(position)?.backend_shape(&input.tensor.shape, batches);
+        let shape =
+            version.config().inputs.get(position)?.backend_shape(&input.tensor.shape, batches);
         Some((position, StepTensor::new(Tensor { shape, ..input.tensor }, batches, None)))
     });
     given.collect()
 }
 
-/// Builds the request of a step from the ensemble's request, the step's inputs and requested outputs, by their positions in the
-/// step, and its place in a sequence.
+/// Builds the request of a step from the ensemble's request, the step's inputs and requested
+/// outputs, by their positions in the step, and its place in a sequence.
 pub(super) fn step_request(
     step: &Step,
     member: &impl Member,
@@ -89,7 +99,10 @@ pub(super) fn step_request(
     for (position, tensor) in passed {
         if let Some((name, _)) = step.inputs.get(position) {
             let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
-            inputs.push(InferInput { name: name.clone(), tensor: tensor.into_tensor(dims, config.batches()) });
+            inputs.push(InferInput {
+                name: name.clone(),
+                tensor: tensor.into_tensor(dims, config.batches()),
+            });
         }
     }
     let outputs = requested.iter().filter_map(|position| step.outputs.get(*position));
@@ -98,7 +111,9 @@ pub(super) fn step_request(
         model_version: member.model().version.to_string(),
         inputs,
         input_order: Vec::new(),
-        outputs: outputs.map(|(name, _)| RequestedOutput { name: name.clone(), ..Default::default() }).collect(),
+        outputs: outputs
+            .map(|(name, _)| RequestedOutput { name: name.clone(), ..Default::default() })
+            .collect(),
         id: request.id.clone(),
         parameters: request.parameters.clone(),
         priority: request.priority,
@@ -116,8 +131,8 @@ pub(super) fn step_request(
     }
 }
 
-/// Returns the client's memory for an output of a step, if it is an output of the ensemble that the client requested in shared
-/// memory. The step's worker writes it there directly.
+/// Returns the client's memory for an output of a step, if it is an output of the ensemble that the
+/// client requested in shared memory. The step's worker writes it there directly.
 pub(super) fn region(
     version: &impl Member,
     plan: &Plan,
@@ -131,7 +146,8 @@ pub(super) fn region(
     request.outputs.iter().find(|wanted| wanted.name == *name)?.region.clone()
 }
 
-/// Returns the outputs of a step by position. Their place in a sequence is `asked`, unless the response reports another one.
+/// Returns the outputs of a step by position. Their place in a sequence is `asked`, unless the
+/// response reports another one.
 ///
 /// # Errors
 /// A parameter of the response that gives the place has the wrong type.
@@ -144,19 +160,25 @@ pub(super) fn made(
     let sequence = reported_sequence(&response.parameters, asked)?;
     let made = response.outputs.into_iter().filter_map(|output| {
         let position = step.outputs.iter().position(|(name, _)| *name == output.name)?;
-        Some((position, StepTensor::new(output.tensor, member.config().batches(), Some(sequence.clone()))))
+        Some((
+            position,
+            StepTensor::new(output.tensor, member.config().batches(), Some(sequence.clone())),
+        ))
     });
     Ok(made.collect())
 }
 
-/// Returns the place in a sequence that the parameters of a response report. As in Triton, an omitted flag is false if any of
-/// these parameters is present.
+/// Returns the place in a sequence that the parameters of a response report. As in Triton, an
+/// omitted flag is false if any of these parameters is present.
 fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferError> {
-    let value = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+    let value =
+        |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
     let flag = |name: &str| match value(name) {
         None => Ok(None),
         Some(Parameter::Bool(flag)) => Ok(Some(*flag)),
-        Some(_) => Err(InferError::invalid(format!("expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL"))),
+        Some(_) => Err(InferError::invalid(format!(
+            "expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL"
+        ))),
     };
     let id = match value("sequence_id") {
         None => None,
@@ -165,7 +187,9 @@ fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSeq
         Some(Parameter::String(text)) => Some(CorrelationId::from_text(text.as_str())?),
         Some(_) => {
             let types = "TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING";
-            return Err(InferError::invalid(format!("expected parameter 'sequence_id' to be {types}")));
+            return Err(InferError::invalid(format!(
+                "expected parameter 'sequence_id' to be {types}"
+            )));
         }
     };
     let start = flag("sequence_start")?;
@@ -173,12 +197,21 @@ fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSeq
     if id.is_none() && start.is_none() && end.is_none() {
         return Ok(asked);
     }
-    Ok(InSequence { id: id.unwrap_or(asked.id), start: start == Some(true), end: end == Some(true) })
+    Ok(InSequence {
+        id: id.unwrap_or(asked.id),
+        start: start == Some(true),
+        end: end == Some(true),
+    })
 }
 
-/// Returns an error for outputs in client memory that no step has written there: inputs of the ensemble, and, in a decoupled
-/// ensemble, tensors that other steps consume, because the next response may overwrite them too early.
-fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
+/// Returns an error for outputs in client memory that no step has written there: inputs of the
+/// ensemble, and, in a decoupled ensemble, tensors that other steps consume, because the next
+/// response may overwrite them too early.
+fn check_regions(
+    version: &impl Member,
+    request: &InferRequest,
+    outputs: &[InferOutput],
+) -> Result<(), InferError> {
     for InferOutput { name, tensor } in outputs {
         let wanted = request.outputs.iter().find(|wanted| wanted.name == *name);
         let region = wanted.and_then(|wanted| wanted.region.as_ref());
@@ -190,7 +223,8 @@ fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[Infer
             continue;
         };
         let model = &version.config().name;
-        let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
+        let text =
+            format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
         return Err(InferError::unsupported(text));
     }
     Ok(())
@@ -230,14 +264,17 @@ pub(super) fn response(
         }
     }
     check_regions(version, request, &outputs)?;
-    let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(sequence) };
+    let parameters =
+        if outputs.is_empty() { Parameters::new() } else { sequence_parameters(sequence) };
     Ok((outputs, parameters))
 }
 
 /// The parameters that Triton adds to every response of an ensemble.
 fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters {
     let id = match id {
-        CorrelationId::Uint(number) => i64::try_from(number).map_or(Parameter::Uint(number), Parameter::Int),
+        CorrelationId::Uint(number) => {
+            i64::try_from(number).map_or(Parameter::Uint(number), Parameter::Int)
+        }
         CorrelationId::String(text) => Parameter::String(text),
     };
     vec![

@@ -14,8 +14,8 @@ use tokio::task::coop::{poll_proceed, unconstrained};
 use super::slots::StepPermit;
 use crate::scheduler::Streamed;
 
-/// The number of fully processed responses of a request that may wait for an earlier response. Beyond it, no further responses of
-/// that request are taken.
+/// The number of fully processed responses of a request that may wait for an earlier response.
+/// Beyond it, no further responses of that request are taken.
 const BEHIND: usize = 256;
 
 /// A source of responses.
@@ -48,7 +48,8 @@ impl<S: ResponseSource> Stream<S> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Streamed> {
         let next = ready!(self.responses.poll_next(cx));
         Poll::Ready(next.unwrap_or_else(|| {
-            let error = InferError::internal("the model's responses ended without a final response");
+            let error =
+                InferError::internal("the model's responses ended without a final response");
             Streamed { answer: Err(error), last: true, empty: false }
         }))
     }
@@ -56,9 +57,10 @@ impl<S: ResponseSource> Stream<S> {
 
 /// The decoupled steps of one stage.
 ///
-/// Responses are taken in the order of arrival: another request's response only when the current request has none. A model with
-/// one instance answers its requests one after the other, and its responses must keep that order. If several requests have
-/// responses, the earliest request goes first, because such a model served it first.
+/// Responses are taken in the order of arrival: another request's response only when the current
+/// request has none. A model with one instance answers its requests one after the other, and its
+/// responses must keep that order. If several requests have responses, the earliest request goes
+/// first, because such a model served it first.
 pub(super) struct Streams<S> {
     /// The request whose response was taken last.
     current: Option<Stream<S>>,
@@ -71,7 +73,12 @@ pub(super) struct Streams<S> {
 
 impl<S> Default for Streams<S> {
     fn default() -> Self {
-        Self { current: None, held: BTreeMap::new(), others: FuturesUnordered::new(), parked: Vec::new() }
+        Self {
+            current: None,
+            held: BTreeMap::new(),
+            others: FuturesUnordered::new(),
+            parked: Vec::new(),
+        }
     }
 }
 
@@ -84,11 +91,12 @@ impl<S: ResponseSource> Streams<S> {
         }
     }
 
-    /// Returns the next response with its step, and with the step's permit if it was the last. `waiting` returns how many
-    /// responses of a step wait for an earlier one.
+    /// Returns the next response with its step, and with the step's permit if it was the last.
+    /// `waiting` returns how many responses of a step wait for an earlier one.
     ///
-    /// Tokio's cooperative budget is checked once, here. A channel that checked it would return pending although it has a
-    /// response, and a response of another request would be taken too early.
+    /// Tokio's cooperative budget is checked once, here. A channel that checked it would return
+    /// pending although it has a response, and a response of another request would be taken too
+    /// early.
     pub(super) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,7 +131,8 @@ impl<S: ResponseSource> Streams<S> {
                 self.others.extend(self.current.take().map(|stream| NextResponse(Some(stream))));
                 return Poll::Ready(self.taken(stream, streamed));
             }
-            while let Poll::Ready(Some(Some((stream, streamed)))) = self.others.poll_next_unpin(cx) {
+            while let Poll::Ready(Some(Some((stream, streamed)))) = self.others.poll_next_unpin(cx)
+            {
                 self.held.insert(stream.id, (stream, streamed));
             }
             // Responses of the current step that arrived meanwhile are found in the next iteration.
@@ -176,12 +185,16 @@ mod tests {
             )
         };
         let steps: String = (0..count).map(step).collect();
-        let io = |kind, name: String| format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }} ");
+        let io = |kind, name: String| {
+            format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }} ")
+        };
         let outputs: String = (0..count).map(|n| io("output", format!("y{n}"))).collect();
         let input = io("input", "x".to_owned());
-        let text = format!("platform: 'ensemble' {input}{outputs}ensemble_scheduling {{ {steps} }}");
+        let text =
+            format!("platform: 'ensemble' {input}{outputs}ensemble_scheduling {{ {steps} }}");
         let draft = Draft::from_text(&text, "config.pbtxt").unwrap();
-        let config = draft.complete(&Completion { directory: "e", ..Completion::default() }).unwrap();
+        let config =
+            draft.complete(&Completion { directory: "e", ..Completion::default() }).unwrap();
         let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
         let stages = Stages::new("e", &plan, &vec![false; count]).unwrap();
         let all: Vec<usize> = (0..count).collect();
@@ -195,7 +208,10 @@ mod tests {
     }
 
     /// Takes all available responses.
-    fn taken(streams: &mut Streams<UnboundedReceiver<Streamed>>, waiting: impl Fn(CallId) -> usize) -> Vec<String> {
+    fn taken(
+        streams: &mut Streams<UnboundedReceiver<Streamed>>,
+        waiting: impl Fn(CallId) -> usize,
+    ) -> Vec<String> {
         let cx = &mut Context::from_waker(Waker::noop());
         let next = || match streams.poll_next(cx, &waiting) {
             Poll::Ready((_, streamed, _)) => Some(streamed.answer.unwrap().id),
@@ -255,7 +271,8 @@ mod tests {
             let (_, streamed, _) = poll_fn(|cx| streams.poll_next(cx, |_| 0)).await;
             all.push(streamed.answer.unwrap().id);
         }
-        let expected: Vec<String> = (0..100).flat_map(|n| (0..3).map(move |part| format!("{n}.{part}"))).collect();
+        let expected: Vec<String> =
+            (0..100).flat_map(|n| (0..3).map(move |part| format!("{n}.{part}"))).collect();
         assert_eq!(all, expected);
     }
 

@@ -4,7 +4,8 @@ use std::env;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Returns the variables that the `activate` script of an environment sets; `None` removes a variable.
+/// Returns the variables that the `activate` script of an environment sets; `None` removes a
+/// variable.
 pub(super) fn variables(home: &Path) -> Vec<(&'static str, Option<OsString>)> {
     let before = |directory: &str, name: &str| {
         let mut all = home.join(directory).into_os_string();

@@ -1,9 +1,10 @@
-//! Packed Python environments. Each archive is unpacked once into a cache folder, under the hash of its contents, so that a
-//! changed archive is a different environment.
+//! Packed Python environments. Each archive is unpacked once into a cache folder, under the hash of
+//! its contents, so that a changed archive is a different environment.
 //!
-//! Environments are in a marked subdirectory of the folder, which may contain other files. Each has a directory and a lock file
-//! there. Servers that use the environment hold a shared lock; the server that unpacks or removes it holds an exclusive lock. The
-//! lock file contains `ready` when the directory is complete.
+//! Environments are in a marked subdirectory of the folder, which may contain other files. Each has
+//! a directory and a lock file there. Servers that use the environment hold a shared lock; the
+//! server that unpacks or removes it holds an exclusive lock. The lock file contains `ready` when
+//! the directory is complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -70,17 +71,23 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Opens an archive, with the rights of the user to whom its environment will belong: another one must not get files that it may
-    /// not read.
+    /// Opens an archive, with the rights of the user to whom its environment will belong: another
+    /// one must not get files that it may not read.
     ///
     /// # Errors
-    /// The file cannot be read, or is not a regular file with content. The kernel's files in `/proc` are empty, and reading them can
-    /// block.
-    pub(super) fn open(path: &'a Path, user: Option<&WorkerUser>, reading: &'a Reading) -> Result<Self, String> {
+    /// The file cannot be read, or is not a regular file with content. The kernel's files in
+    /// `/proc` are empty, and reading them can block.
+    pub(super) fn open(
+        path: &'a Path,
+        user: Option<&WorkerUser>,
+        reading: &'a Reading,
+    ) -> Result<Self, String> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = reading.watch(|| match user {
             Some(user) => user.open(path),
-            None => OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path),
+            None => {
+                OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+            }
         });
         let file = opened.map_err(|error| match user {
             Some(user) => format!("the user '{}' cannot read it: {error}", user.name()),
@@ -105,7 +112,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns the environment of an archive, unpacking it if necessary. `interpreter` returns the command of its Python.
+/// Returns the environment of an archive, unpacking it if necessary. `interpreter` returns the
+/// command of its Python.
 ///
 /// # Errors
 /// The archive or the folder cannot be used.
@@ -114,7 +122,9 @@ pub(super) fn unpacked(
     archive: &Source<'_>,
     interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<Environment, String> {
-    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
+    let in_folder = |error: io::Error| {
+        format!("the folder '{}' of environments: {error}", cache.folder.display())
+    };
     let own = prepare(cache).map_err(in_folder)?;
     let folder = own.as_path();
     let state = state(&archive.file)?;
@@ -129,7 +139,11 @@ pub(super) fn unpacked(
     if !ready || !path.is_dir() {
         remove_unused(folder, &key);
         lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
-        tracing::info!("unpacking the environment '{}' into '{}'", archive.path.display(), path.display());
+        tracing::info!(
+            "unpacking the environment '{}' into '{}'",
+            archive.path.display(),
+            path.display()
+        );
         if let Err(error) = make(cache, archive, state, &path, interpreter) {
             let _ = remove(&path);
             return Err(error);
@@ -146,7 +160,8 @@ pub(super) fn unpacked(
     Ok(Environment { path, _lock: lock })
 }
 
-/// Makes an environment from its archive, which had this state before its key was computed. Part of it may be left on an error.
+/// Makes an environment from its archive, which had this state before its key was computed. Part of
+/// it may be left on an error.
 fn make(
     cache: &Cache<'_>,
     archive: &Source<'_>,
@@ -160,20 +175,21 @@ fn make(
         // The errors of `tar` name only the file.
         format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error))
     })?;
-    cache
-        .user
-        .map_or(Ok(()), |user| user.give(path))
-        .map_err(|error| format!("the folder '{}' of environments: {error}", cache.folder.display()))?;
+    cache.user.map_or(Ok(()), |user| user.give(path)).map_err(|error| {
+        format!("the folder '{}' of environments: {error}", cache.folder.display())
+    })?;
     relocate(path, interpreter(path)?)?;
     // Otherwise the environment could have other contents than its key says.
     if state(&archive.file)? == before {
         Ok(())
     } else {
-        Err("it was changed while it was unpacked; load the model again when the file is complete".to_owned())
+        Err("it was changed while it was unpacked; load the model again when the file is complete"
+            .to_owned())
     }
 }
 
-/// What changes when a file is written: its size and its modification time in seconds and nanoseconds.
+/// What changes when a file is written: its size and its modification time in seconds and
+/// nanoseconds.
 type State = (u64, i64, i64);
 
 fn state(file: &File) -> Result<State, String> {
@@ -185,7 +201,8 @@ fn unreadable(error: io::Error) -> String {
     format!("it cannot be read: {error}")
 }
 
-/// Creates the folder and the subdirectory. Its contents are executed, so the folder must be writable only by this user.
+/// Creates the folder and the subdirectory. Its contents are executed, so the folder must be
+/// writable only by this user.
 fn prepare(cache: &Cache<'_>) -> io::Result<PathBuf> {
     let folder = cache.folder;
     match cache.user {
@@ -197,14 +214,16 @@ fn prepare(cache: &Cache<'_>) -> io::Result<PathBuf> {
     }
     let metadata = fs::metadata(folder)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
-        return Err(io::Error::other("other users can write to it; change --environment-cache-directory"));
+        return Err(io::Error::other(
+            "other users can write to it; change --environment-cache-directory",
+        ));
     }
     let own = folder.join(SUBDIR);
     directories::make(&own).map(|()| own)
 }
 
-/// Returns the name of an environment: a hash of the bytes of its archive, and of the user to whom it belongs if that is not the
-/// server's.
+/// Returns the name of an environment: a hash of the bytes of its archive, and of the user to whom
+/// it belongs if that is not the server's.
 fn key(mut file: impl Read, user: Option<&WorkerUser>) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     if let Some(user) = user {
@@ -224,14 +243,21 @@ fn lock_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.lock"))
 }
 
-/// Opens the lock file of an environment with an exclusive lock, or with a shared lock if the environment is ready. Waits while
-/// another server unpacks it.
+/// Opens the lock file of an environment with an exclusive lock, or with a shared lock if the
+/// environment is ready. Waits while another server unpacks it.
 ///
-/// Does not wait for an exclusive lock, because servers that use the environment hold shared locks until they exit.
+/// Does not wait for an exclusive lock, because servers that use the environment hold shared locks
+/// until they exit.
 fn locked(folder: &Path, key: &str) -> io::Result<File> {
     let path = lock_path(folder, key);
     loop {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)?;
         let alone = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => true,
             Err(Errno::WOULDBLOCK) => {
@@ -253,7 +279,8 @@ fn locked(folder: &Path, key: &str) -> io::Result<File> {
     }
 }
 
-/// Returns whether the path still refers to the file, which may have been removed before it was locked.
+/// Returns whether the path still refers to the file, which may have been removed before it was
+/// locked.
 fn is_the_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(opened), Ok(found)) => opened.dev() == found.dev() && opened.ino() == found.ino(),
@@ -294,7 +321,9 @@ fn remove_unused(folder: &Path, except: &str) {
             continue;
         }
         let Ok(lock) = OpenOptions::new().write(true).open(entry.path()) else { continue };
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_the_file(&lock, &entry.path()) {
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && is_the_file(&lock, &entry.path())
+        {
             tracing::info!("removing the unused environment '{}'", folder.join(key).display());
             // No longer ready from here on: the removal may fail, or this process may be killed.
             let removed = lock.set_len(0).and_then(|()| remove(&folder.join(key)));
@@ -319,7 +348,8 @@ mod tests {
 
     /// Writes an archive with exactly these names, valid or not.
     fn archive(path: &Path, pieces: &[Piece<'_>]) {
-        let mut builder = Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
+        let mut builder =
+            Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
         for (kind, name, content) in pieces {
             let mut header = Header::new_gnu();
             header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -368,7 +398,9 @@ mod tests {
                 let cache = folder.path().join(round.to_string());
                 thread::spawn(move || sender.send(unpacked(&at(&cache), &one, python)));
             }
-            let used: Vec<_> = (0..4).map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
+            let used: Vec<_> = (0..4)
+                .map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap())
+                .collect();
             assert_eq!(used.len(), 4);
         }
     }
@@ -381,14 +413,20 @@ mod tests {
         let copy = folder.path().join("copy.tar.gz");
         archive(
             &one,
-            &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n"), (EntryType::Symlink, "bin/python", "python3")],
+            &[
+                (EntryType::Regular, "bin/python3", "#!/bin/sh\n"),
+                (EntryType::Symlink, "bin/python", "python3"),
+            ],
         );
         fs::copy(&one, &copy).unwrap();
         let same: Vec<PathBuf> = thread::scope(|scope| {
-            let get =
-                |path: PathBuf, cache: PathBuf| move || unpacked(&at(&cache), &path, python).unwrap().path().to_owned();
-            let threads: Vec<_> =
-                [&one, &copy, &one].map(|path| scope.spawn(get(path.clone(), cache.clone()))).into_iter().collect();
+            let get = |path: PathBuf, cache: PathBuf| {
+                move || unpacked(&at(&cache), &path, python).unwrap().path().to_owned()
+            };
+            let threads: Vec<_> = [&one, &copy, &one]
+                .map(|path| scope.spawn(get(path.clone(), cache.clone())))
+                .into_iter()
+                .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let home = same.first().unwrap();
@@ -404,8 +442,13 @@ mod tests {
         let other = unpacked(&at(&cache), &one, python).unwrap();
         assert_ne!(other.path(), home);
         // An interrupted unpacking is repeated.
-        fs::write(cache.join(SUBDIR).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "")
-            .unwrap();
+        fs::write(
+            cache
+                .join(SUBDIR)
+                .join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())),
+            "",
+        )
+        .unwrap();
         assert!(!unpacked(&at(&cache), &copy, python).unwrap().path().join("mark").exists());
     }
 
@@ -417,7 +460,12 @@ mod tests {
         archive(&path, &[(EntryType::Regular, "bin/python3", "old")]);
         let changing = |home: &Path| {
             archive(&path, &[(EntryType::Regular, "bin/python3", "new")]);
-            File::options().write(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(std::time::UNIX_EPOCH)
+                .unwrap();
             python(home)
         };
         let error = unpacked(&at(&cache), &path, changing).unwrap_err();
@@ -434,7 +482,12 @@ mod tests {
         archive(&path, &[(EntryType::Regular, "bin/python3", "")]);
         let home = unpacked(&at(&cache), &path, python).unwrap().path().to_owned();
         let lock = home.with_extension("lock");
-        File::options().write(true).open(&lock).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        File::options()
+            .write(true)
+            .open(&lock)
+            .unwrap()
+            .set_modified(std::time::UNIX_EPOCH)
+            .unwrap();
         // What cannot be removed.
         fs::remove_dir_all(&home).unwrap();
         fs::write(&home, "").unwrap();
@@ -473,7 +526,12 @@ mod tests {
         }
         drop(environment("new"));
         assert!(of_others.iter().all(|path| path.is_dir() && path.with_extension("lock").exists()));
-        assert!(held.is_dir() && kept.is_dir() && !gone.exists() && !gone.with_extension("lock").exists());
+        assert!(
+            held.is_dir()
+                && kept.is_dir()
+                && !gone.exists()
+                && !gone.with_extension("lock").exists()
+        );
         drop(used);
     }
 
@@ -494,7 +552,10 @@ mod tests {
             (&[(file, "/tmp/evil", "x")], "'/tmp/evil' is outside the environment"),
             (&[(link, "out", target), (file, "out/evil", "x")], "it cannot be unpacked"),
             (&[(hard, "evil", "../../../etc/passwd")], "it cannot be unpacked"),
-            (&[(EntryType::Fifo, "pipe", "")], "'pipe' has the type Fifo; allowed are files, directories and links"),
+            (
+                &[(EntryType::Fifo, "pipe", "")],
+                "'pipe' has the type Fifo; allowed are files, directories and links",
+            ),
             (&[], "the archive is empty"),
         ];
         for (pieces, expected) in cases {
@@ -502,12 +563,19 @@ mod tests {
             let error = unpacked(&at(&cache), &path, python).unwrap_err();
             assert!(error.contains(expected), "{error}");
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-            let left =
-                fs::read_dir(cache.join(SUBDIR)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+            let left = fs::read_dir(cache.join(SUBDIR))
+                .unwrap()
+                .flatten()
+                .filter(|entry| entry.path().is_dir())
+                .count();
             assert_eq!(left, 0, "files of a failed unpacking are left: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
-        assert!(unpacked(&at(&cache), &path, python).unwrap_err().starts_with("it cannot be unpacked into "));
+        assert!(
+            unpacked(&at(&cache), &path, python)
+                .unwrap_err()
+                .starts_with("it cannot be unpacked into ")
+        );
     }
 
     #[test]
@@ -529,10 +597,15 @@ mod tests {
         flate2::read::GzDecoder::new(File::open(&path).unwrap()).read_to_end(&mut after).unwrap();
         after.truncate(1024);
         after.extend(&header);
-        for content in [&secret[..5], &secret, &compressed(&secret), &header, &compressed(&header), &after] {
+        for content in
+            [&secret[..5], &secret, &compressed(&secret), &header, &compressed(&header), &after]
+        {
             fs::write(&path, content).unwrap();
             let error = unpacked(&at(&cache), &path, python).unwrap_err();
-            assert!(error.starts_with("it cannot be unpacked into ") && !error.contains("root"), "{error}");
+            assert!(
+                error.starts_with("it cannot be unpacked into ") && !error.contains("root"),
+                "{error}"
+            );
         }
     }
 
@@ -552,7 +625,12 @@ mod tests {
             // As `/proc/kmsg`, which would block.
             (Path::new("/proc/self/environ"), "it is empty"),
         ] {
-            assert_eq!(unpacked(&at(&cache), path, python).unwrap_err(), expected, "{}", path.display());
+            assert_eq!(
+                unpacked(&at(&cache), path, python).unwrap_err(),
+                expected,
+                "{}",
+                path.display()
+            );
         }
     }
 
@@ -590,7 +668,8 @@ mod tests {
             builder.append_data(&mut Header::new_gnu(), "name", &[][..]).unwrap();
             builder.finish().unwrap();
             let target = folder.path().join("target");
-            let error = unpack(&File::open(&path).unwrap(), &target, &Limits::default()).unwrap_err();
+            let error =
+                unpack(&File::open(&path).unwrap(), &target, &Limits::default()).unwrap_err();
             let expected = "the name and the attributes of an entry have more than 1048576 bytes";
             assert_eq!(error.to_string(), expected, "{kind:?}");
             fs::remove_dir_all(&target).unwrap();
@@ -601,7 +680,10 @@ mod tests {
     fn environments_are_limited_in_size_and_relocated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("e.tar.gz");
-        archive(&path, &[(EntryType::Regular, "one", "12345"), (EntryType::Regular, "two", "12345")]);
+        archive(
+            &path,
+            &[(EntryType::Regular, "one", "12345"), (EntryType::Regular, "two", "12345")],
+        );
         for (limits, expected) in [
             (Limits { bytes: 9, files: 9 }, "'two' exceeds the total limit of 9 bytes"),
             (Limits { bytes: 10, files: 1 }, "'two' exceeds the total limit of 1 files"),
@@ -613,7 +695,10 @@ mod tests {
         }
         let script = |text: &'static str| (EntryType::Regular, "bin/conda-unpack", text);
         let python3 = (EntryType::Regular, "bin/python3", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
-        archive(&path, &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")]);
+        archive(
+            &path,
+            &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")],
+        );
         let home = unpacked(&at(&folder.path().join("cache")), &path, python).unwrap();
         let location = fs::read_to_string(home.path().join("where")).unwrap();
         assert_eq!(Path::new(location.trim()), home.path());

@@ -1,7 +1,8 @@
-//! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable built with the library
-//! `pharos-worker`, or a `model.py` that runs models of that backend. As in Triton, libraries are searched in the directories of
-//! the version, the model and the backend, in this order. The others are searched only in the backend's directory, because a
-//! `model.py` in a version's directory belongs to the model.
+//! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable
+//! built with the library `pharos-worker`, or a `model.py` that runs models of that backend. As in
+//! Triton, libraries are searched in the directories of the version, the model and the backend, in
+//! this order. The others are searched only in the backend's directory, because a `model.py` in a
+//! version's directory belongs to the model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,11 +33,17 @@ impl Found {
 ///
 /// # Errors
 /// The backend does not exist; the text lists the available ones.
-pub(crate) fn find(program: &Program, model: &str, name: &str, places: &[&Path]) -> Result<Found, String> {
+pub(crate) fn find(
+    program: &Program,
+    model: &str,
+    name: &str,
+    places: &[&Path],
+) -> Result<Found, String> {
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
     if name.is_empty() || name.starts_with('.') || !is_plain {
         return Err(format!(
-            "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, digits, '_', '-' and '.'",
+            "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, \
+             digits, '_', '-' and '.'",
             name.escape_debug()
         ));
     }
@@ -58,10 +65,15 @@ pub(crate) fn find(program: &Program, model: &str, name: &str, places: &[&Path])
 
 /// Returns the absolute path of the first file of this name in the directories.
 fn first_file(directories: &[&Path], name: &str) -> Option<PathBuf> {
-    directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file()).map(absolute)
+    directories
+        .iter()
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+        .map(absolute)
 }
 
-/// Returns the error for a backend that does not exist, or of which only a library for Triton exists.
+/// Returns the error for a backend that does not exist, or of which only a library for Triton
+/// exists.
 fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>) -> String {
     let looked = match &program.backends {
         Some(directory) => {
@@ -73,14 +85,16 @@ fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>)
     let advice = match (backend_advice(name), of_triton) {
         ("", None) => String::new(),
         ("", Some(library)) => format!(
-            "; '{}' is a library with Triton's interface, which is not loaded here: serve the model with one of the available \
-             backends, or compile the backend with the interface of pharos_backend.h",
+            "; '{}' is a library with Triton's interface, which is not loaded here: serve the \
+             model with one of the available backends, or compile the backend with the interface \
+             of pharos_backend.h",
             library.display()
         ),
         (advice, _) => format!("; {advice}"),
     };
     format!(
-        "backend '{name}' of model '{model}' is not available here; available: {}; {looked}{advice}",
+        "backend '{name}' of model '{model}' is not available here; available: {}; \
+         {looked}{advice}",
         available(program).join(", ")
     )
 }
@@ -90,8 +104,11 @@ pub(crate) fn available(program: &Program) -> Vec<String> {
     let known = ORDINARY.into_iter().chain(program.python_backends());
     let mut names: Vec<String> = known.map(str::to_owned).collect();
     let entries = program.backends.as_ref().and_then(|directory| fs::read_dir(directory).ok());
-    let mut more: Vec<String> =
-        entries.into_iter().flatten().filter_map(|entry| holds_a_backend(&entry.ok()?.path())).collect();
+    let mut more: Vec<String> = entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| holds_a_backend(&entry.ok()?.path()))
+        .collect();
     more.sort();
     names.extend(more);
     names
@@ -100,7 +117,8 @@ pub(crate) fn available(program: &Program) -> Vec<String> {
 /// Returns the name of the backend in a subdirectory of the backend directory, if it contains one.
 fn holds_a_backend(directory: &Path) -> Option<String> {
     let name = directory.file_name()?.to_str()?;
-    let files = [format!("libpharos_{name}.so"), format!("pharos-worker-{name}"), "model.py".to_owned()];
+    let files =
+        [format!("libpharos_{name}.so"), format!("pharos-worker-{name}"), "model.py".to_owned()];
     files.iter().any(|file| directory.join(file).is_file()).then(|| name.to_owned())
 }
 

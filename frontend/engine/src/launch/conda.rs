@@ -15,8 +15,8 @@ const TIMEOUT: Duration = Duration::from_mins(10);
 /// The time limit of reading the output of `conda-unpack` after it has exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs `conda-unpack` with the command of the environment's interpreter. The script writes the new location into the files of
-/// the environment. Does nothing without the script.
+/// Runs `conda-unpack` with the command of the environment's interpreter. The script writes the new
+/// location into the files of the environment. Does nothing without the script.
 ///
 /// # Errors
 /// The script fails or exceeds its time limit.
@@ -43,7 +43,8 @@ pub(super) fn relocate(home: &Path, mut command: Command) -> Result<(), String> 
     Err(failed(format!("{status}: {last}")))
 }
 
-/// Reads a program's output to its end, so that writes never block. Sends the last line of the first 64 KiB.
+/// Reads a program's output to its end, so that writes never block. Sends the last line of the
+/// first 64 KiB.
 ///
 /// # Errors
 /// The thread that reads cannot be started.

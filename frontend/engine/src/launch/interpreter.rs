@@ -1,6 +1,7 @@
-//! Finds the Python interpreter of a model: from its parameter `EXECUTION_ENV_PATH`, else from a `venv` or `.venv` in its
-//! directory, else from `--python`, else the `python3` of the `PATH`. Links in paths are kept, because Python recognizes a
-//! virtual environment by the path of its interpreter.
+//! Finds the Python interpreter of a model: from its parameter `EXECUTION_ENV_PATH`, else from a
+//! `venv` or `.venv` in its directory, else from `--python`, else the `python3` of the `PATH`.
+//! Links in paths are kept, because Python recognizes a virtual environment by the path of its
+//! interpreter.
 
 use std::env;
 use std::ffi::OsStr;
@@ -35,25 +36,29 @@ pub(crate) struct Interpreter {
 }
 
 impl Interpreter {
-    /// Returns what makes a model run: the command that installs the package for this interpreter, or another interpreter.
-    /// `options` are further options of pip.
+    /// Returns what makes a model run: the command that installs the package for this interpreter,
+    /// or another interpreter. `options` are further options of pip.
     pub(crate) fn remedy(&self, options: &str) -> String {
         let install = match &self.archive {
             // The unpacked environment is only a copy of the archive.
             Some(archive) => format!(
-                "'python3 -m pip install {options}PACKAGE' in the environment that is packed into '{}' and pack it again",
+                "'python3 -m pip install {options}PACKAGE' in the environment that is packed into \
+                 '{}' and pack it again",
                 archive.display()
             ),
             None => format!("'{} -m pip install {options}PACKAGE'", self.path.display()),
         };
         let otherwise = match self.by {
-            BY_PARAMETER => "remove the parameter EXECUTION_ENV_PATH to use the interpreter of --python",
+            BY_PARAMETER => {
+                "remove the parameter EXECUTION_ENV_PATH to use the interpreter of --python"
+            }
             BY_FOLDER => "remove this environment to use the interpreter of --python",
             _ => "choose an interpreter that has the package with --python",
         };
         format!(
             "run {install}, where PACKAGE is the wheel of this server \
-             (pharos_server-{VERSION}-*.whl) or, in its source tree, ./worker/python; or {otherwise}"
+             (pharos_server-{VERSION}-*.whl) or, in its source tree, ./worker/python; or \
+             {otherwise}"
         )
     }
 }
@@ -82,11 +87,18 @@ const FOLDERS: [&str; 2] = ["venv", ".venv"];
 ///
 /// # Errors
 /// The interpreter does not exist or cannot be executed, or the environment cannot be unpacked.
-pub(super) fn find(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Named, String> {
+pub(super) fn find(
+    program: &Program,
+    model: &Model<'_>,
+    reading: &Reading,
+) -> Result<Named, String> {
     let named = match model.environment.filter(|path| !path.is_empty()) {
         Some(path) => by_parameter(program, model, path, reading)?,
         None => {
-            let folder = FOLDERS.iter().map(|name| model.directory.join(name)).find(|folder| folder.is_dir());
+            let folder = FOLDERS
+                .iter()
+                .map(|name| model.directory.join(name))
+                .find(|folder| folder.is_dir());
             let interpreter = match folder {
                 Some(folder) => in_environment(model.name, absolute(folder), BY_FOLDER)?,
                 None => by_default(program, model.name)?,
@@ -104,12 +116,17 @@ pub(super) fn named_path(value: &str, model: &Model<'_>) -> PathBuf {
     PathBuf::from(value.replace(MODEL_DIRECTORY, &directory.to_string_lossy()))
 }
 
-fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Reading) -> Result<Named, String> {
+fn by_parameter(
+    program: &Program,
+    model: &Model<'_>,
+    value: &str,
+    reading: &Reading,
+) -> Result<Named, String> {
     let path = absolute(named_path(value, model));
     let refused = |why: &str| {
         format!(
-            "model '{}': {ENVIRONMENT} is '{}', which {why}; allowed are the directory of a virtual or conda environment, \
-             and a .tar.gz of one made by conda-pack or venv-pack",
+            "model '{}': {ENVIRONMENT} is '{}', which {why}; allowed are the directory of a \
+             virtual or conda environment, and a .tar.gz of one made by conda-pack or venv-pack",
             model.name,
             path.display()
         )
@@ -119,13 +136,21 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Rea
         _ => refused(&format!("cannot be read ({error})")),
     })?;
     if kind.is_dir() {
-        return Ok(Named { interpreter: in_environment(model.name, path, BY_PARAMETER)?, unpacked: None });
+        return Ok(Named {
+            interpreter: in_environment(model.name, path, BY_PARAMETER)?,
+            unpacked: None,
+        });
     }
     if !kind.is_file() {
         return Err(refused("is neither a directory nor a file"));
     }
-    let unusable =
-        |error: String| format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display());
+    let unusable = |error: String| {
+        format!(
+            "model '{}': the environment '{}' cannot be used: {error}",
+            model.name,
+            path.display()
+        )
+    };
     let archive = Source::open(&path, program.user.as_deref(), reading).map_err(unusable)?;
     if let Some(sandbox) = sandbox::of(program, model)? {
         let real = archive.real_path().map_err(|error| unusable(error.to_string()))?;
@@ -145,7 +170,14 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Rea
         let variables = activation::variables(home);
         let hidden = program.hidden.clone();
         let user = program.user.clone();
-        let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
+        let launch = Launch {
+            executable: interpreter.path,
+            variables,
+            hidden,
+            user,
+            sandbox,
+            ..Launch::default()
+        };
         Ok(launch.command(Some(home)))
     })
     .map_err(unusable)?;
@@ -154,8 +186,8 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Rea
     Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
 }
 
-/// Permits a model in a sandbox to read its Python: the operator's, and the environment that it has chosen, of which links do not
-/// lead elsewhere.
+/// Permits a model in a sandbox to read its Python: the operator's, and the environment that it has
+/// chosen, of which links do not lead elsewhere.
 ///
 /// # Errors
 /// The environment or its interpreter is in a place that the model may not read.
@@ -169,7 +201,8 @@ pub(super) fn permit(
         sandbox.permit(sandbox::of_interpreter(&default.path));
     }
     let Some(home) = &interpreter.home else { return Ok(()) };
-    let unusable = |error: std::io::Error| format!("model '{}': '{}': {error}", model.name, home.display());
+    let unusable =
+        |error: std::io::Error| format!("model '{}': '{}': {error}", model.name, home.display());
     let real = fs::canonicalize(home).map_err(unusable)?;
     if interpreter.archive.is_some() {
         // Unpacked by this server.
@@ -187,17 +220,19 @@ pub(super) fn permit(
     let name = model.name;
     let place = executable.display();
     Err(format!(
-        "model '{name}': the Python interpreter {interpreter} is '{place}', which the model may not read in its sandbox. \
-         {PERMITTED} its interpreter",
+        "model '{name}': the Python interpreter {interpreter} is '{place}', which the model may \
+         not read in its sandbox. {PERMITTED} its interpreter",
     ))
 }
 
 /// The end of an error about a path that a model in a sandbox may not read.
-const PERMITTED: &str = "A model in a sandbox may read its own files, the system's and the Python of the server (--python). \
-                         --worker-sandbox-read=PATH permits further ones: the directory of";
+const PERMITTED: &str = "A model in a sandbox may read its own files, the system's and the Python \
+                         of the server (--python). --worker-sandbox-read=PATH permits further \
+                         ones: the directory of";
 
-/// Checks that the configuration of a model in a sandbox may name an environment that the model may not read otherwise: an operator's
-/// configuration may, with a path outside of the model's directory.
+/// Checks that the configuration of a model in a sandbox may name an environment that the model may
+/// not read otherwise: an operator's configuration may, with a path outside of the model's
+/// directory.
 ///
 /// # Errors
 /// The configuration may not name the environment.
@@ -215,7 +250,8 @@ fn may_name(model: &Model<'_>, named: &Path, real: &Path) -> Result<(), String> 
     let name = model.name;
     let real = real.display();
     Err(format!(
-        "model '{name}': its environment '{real}' cannot be used in a sandbox: {why}. {PERMITTED} the environment"
+        "model '{name}': its environment '{real}' cannot be used in a sandbox: {why}. {PERMITTED} \
+         the environment"
     ))
 }
 
@@ -243,7 +279,8 @@ fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interp
     match found {
         Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home), archive: None }),
         None => Err(format!(
-            "model '{model}': '{}' ({by}) is not a Python environment: it has neither bin/python3 nor bin/python",
+            "model '{model}': '{}' ({by}) is not a Python environment: it has neither bin/python3 \
+             nor bin/python",
             home.display()
         )),
     }
@@ -256,7 +293,10 @@ fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
     };
     match resolve(name) {
         Some(path) => Ok(Interpreter { path, by, home: None, archive: None }),
-        None => Err(format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display())),
+        None => Err(format!(
+            "model '{model}' needs Python, but '{}' is not on the PATH; set --python",
+            name.display()
+        )),
     }
 }
 
@@ -298,9 +338,13 @@ fn check(model: &str, interpreter: &Interpreter) -> Result<(), String> {
 fn unreachable_because(error: &std::io::Error, path: &Path) -> String {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
-            "cannot be reached: permission denied for a directory of its path or of its link target".to_owned()
+            let why = "cannot be reached: permission denied for a directory of its path or of its \
+                       link target";
+            why.to_owned()
         }
-        std::io::ErrorKind::NotFound if path.symlink_metadata().is_ok() => "is a dangling link".to_owned(),
+        std::io::ErrorKind::NotFound if path.symlink_metadata().is_ok() => {
+            "is a dangling link".to_owned()
+        }
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be used: {error}"),
     }
@@ -312,7 +356,8 @@ mod tests {
 
     #[test]
     fn explains_why_an_interpreter_cannot_be_reached() {
-        let because = |kind: std::io::ErrorKind| unreachable_because(&kind.into(), Path::new("/nonexistent"));
+        let because =
+            |kind: std::io::ErrorKind| unreachable_because(&kind.into(), Path::new("/nonexistent"));
         assert!(because(std::io::ErrorKind::PermissionDenied).contains("permission denied"));
         assert_eq!(because(std::io::ErrorKind::NotFound), "does not exist");
         assert_eq!(
@@ -325,7 +370,11 @@ mod tests {
     fn the_path_is_searched_for_executables() {
         let found = on_the_path(OsStr::new("sh"), Some(OsStr::new("/nonexistent::/bin:/usr/bin")));
         assert_eq!(found, Some(PathBuf::from("/bin/sh")));
-        assert_eq!(on_the_path(OsStr::new("passwd"), Some(OsStr::new("/etc"))), None, "the file is not executable");
+        assert_eq!(
+            on_the_path(OsStr::new("passwd"), Some(OsStr::new("/etc"))),
+            None,
+            "the file is not executable"
+        );
         assert_eq!(on_the_path(OsStr::new("sh"), None), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The limits of the programs that run models: how much memory and processor time they may use, and how many processes and threads
-//! they may start.
+//! The limits of the programs that run models: how much memory and processor time they may use, and
+//! how many processes and threads they may start.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -26,7 +26,11 @@ pub(crate) struct Parameters<'a> {
 impl<'a> Parameters<'a> {
     /// Returns the values, read with a function that returns the parameter of a name.
     pub(crate) fn of(parameter: impl Fn(&str) -> Option<&'a str>) -> Self {
-        Self { memory: parameter(MEMORY), tasks: parameter(TASKS), processors: parameter(PROCESSORS) }
+        Self {
+            memory: parameter(MEMORY),
+            tasks: parameter(TASKS),
+            processors: parameter(PROCESSORS),
+        }
     }
 }
 
@@ -55,14 +59,25 @@ impl Limited {
 /// Returns the limits of a model's processes; `None` for none. Blocks.
 ///
 /// # Errors
-/// A parameter of the model is invalid or exceeds the server's limit, or limits cannot be enforced here.
+/// A parameter of the model is invalid or exceeds the server's limit, or limits cannot be enforced
+/// here.
 pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Limited>, String> {
     let WorkerLimits { limits: most, groups } = &program.limits;
     let Parameters { memory, tasks, processors } = model.limits;
-    let memory = Bound { parameter: MEMORY, value: memory, flag: "--worker-memory-limit", most: most.memory };
-    let tasks = Bound { parameter: TASKS, value: tasks, flag: "--worker-task-limit", most: most.tasks };
-    let processors =
-        Bound { parameter: PROCESSORS, value: processors, flag: "--worker-cpu-limit", most: most.processors };
+    let memory = Bound {
+        parameter: MEMORY,
+        value: memory,
+        flag: "--worker-memory-limit",
+        most: most.memory,
+    };
+    let tasks =
+        Bound { parameter: TASKS, value: tasks, flag: "--worker-task-limit", most: most.tasks };
+    let processors = Bound {
+        parameter: PROCESSORS,
+        value: processors,
+        flag: "--worker-cpu-limit",
+        most: most.processors,
+    };
     let limits = Limits {
         memory: memory.limit(model, parse_memory)?,
         tasks: tasks.limit(model, parse_tasks)?,
@@ -71,9 +86,9 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Limited>
     if !limits.any() {
         return Ok(None);
     }
-    groups
-        .check(&limits)
-        .map_err(|reason| format!("model '{}': its workers cannot be limited: {reason}", model.name))?;
+    groups.check(&limits).map_err(|reason| {
+        format!("model '{}': its workers cannot be limited: {reason}", model.name)
+    })?;
     Ok(Some(Limited { limits, groups: groups.clone() }))
 }
 
@@ -87,13 +102,19 @@ struct Bound<'a, T> {
 
 impl<T: Copy + PartialOrd + Display> Bound<'_, T> {
     /// Returns the limit of the parameter if the model has it, else the server's.
-    fn limit(&self, model: &Model<'_>, parse: fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    fn limit(
+        &self,
+        model: &Model<'_>,
+        parse: fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, String> {
         let Some(value) = self.value else { return Ok(self.most) };
         let refused = |allowed: String| {
             let model = model.name;
             let parameter = self.parameter;
             let value = value.escape_debug();
-            format!("model '{model}': its parameter '{parameter}' is '{value}'; allowed is {allowed}")
+            format!(
+                "model '{model}': its parameter '{parameter}' is '{value}'; allowed is {allowed}"
+            )
         };
         let limit = parse(value).map_err(refused)?;
         match self.most.filter(|most| limit > *most) {
@@ -116,7 +137,11 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
 /// # Errors
 /// The text is not a number of at least 1; the error contains what is allowed.
 pub fn parse_tasks(text: &str) -> Result<u32, String> {
-    parsed(text, |tasks: &u32| (1..=MOST_TASKS).contains(tasks), "a number of processes and threads from 1 to 4194304")
+    parsed(
+        text,
+        |tasks: &u32| (1..=MOST_TASKS).contains(tasks),
+        "a number of processes and threads from 1 to 4194304",
+    )
 }
 
 /// Parses a limit of processor time, as a number of processors.
@@ -124,7 +149,11 @@ pub fn parse_tasks(text: &str) -> Result<u32, String> {
 /// # Errors
 /// The text is not a number from 0.01 to 1024; the error contains what is allowed.
 pub fn parse_processors(text: &str) -> Result<f64, String> {
-    parsed(text, |processors: &f64| (0.01..=1024.0).contains(processors), "a number of processors from 0.01 to 1024")
+    parsed(
+        text,
+        |processors: &f64| (0.01..=1024.0).contains(processors),
+        "a number of processors from 0.01 to 1024",
+    )
 }
 
 /// The most processes and threads that the kernel supports.
@@ -184,8 +213,8 @@ mod tests {
         let error = limits(&some, with("3000001")).unwrap_err();
         assert_eq!(
             error,
-            "model 'm': its parameter 'memory_limit' is '3000001'; allowed is at most 3000000, the value of \
-             --worker-memory-limit"
+            "model 'm': its parameter 'memory_limit' is '3000001'; allowed is at most 3000000, \
+             the value of --worker-memory-limit"
         );
     }
 
@@ -206,12 +235,18 @@ mod tests {
                 "'memory_limit' is '1G'; allowed is a number of bytes from 1048576",
             ),
             (Parameters { memory: Some("1048575"), ..all }, "'1048575'; allowed"),
-            (Parameters { processors: Some("NaN"), ..all }, "'cpu_limit' is 'NaN'; allowed is a number of processors"),
+            (
+                Parameters { processors: Some("NaN"), ..all },
+                "'cpu_limit' is 'NaN'; allowed is a number of processors",
+            ),
             (
                 Parameters { tasks: Some("0"), ..all },
                 "'task_limit' is '0'; allowed is a number of processes and threads",
             ),
-            (Parameters { tasks: Some("5"), ..all }, "its workers cannot be limited: the control group"),
+            (
+                Parameters { tasks: Some("5"), ..all },
+                "its workers cannot be limited: the control group",
+            ),
         ] {
             let error = limits(&program, parameters).unwrap_err();
             assert!(error.starts_with("model 'm': ") && error.contains(allowed), "{error}");

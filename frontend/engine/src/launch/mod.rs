@@ -1,8 +1,9 @@
-//! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or a file of the backend directory. Reads
-//! files and unpacks environments; never starts a worker.
+//! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or a file of
+//! the backend directory. Reads files and unpacks environments; never starts a worker.
 //!
-//! The ordinary worker runs `builtin`, `onnxruntime` and `tract`. The Python package runs `python`, `pytorch`, `sklearn`,
-//! `xgboost` and [`Program::deployment_backends`]. Any other name is searched as described in `backends`.
+//! The ordinary worker runs `builtin`, `onnxruntime` and `tract`. The Python package runs `python`,
+//! `pytorch`, `sklearn`, `xgboost` and [`Program::deployment_backends`]. Any other name is searched
+//! as described in `backends`.
 
 mod activation;
 mod archive;
@@ -45,9 +46,14 @@ pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
 /// The placeholder for the model's directory in [`ENVIRONMENT`].
 const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
 
-/// Returns what a program may use that installs packages for a model whose code came by request, in addition to the directories that it
-/// reads and writes; `None` without sandboxes. `python` is the path of its interpreter, or a name on the PATH.
-pub fn installer_permissions(sandboxes: &Sandboxes, user: Option<&WorkerUser>, python: &Path) -> Option<Permissions> {
+/// Returns what a program may use that installs packages for a model whose code came by request, in
+/// addition to the directories that it reads and writes; `None` without sandboxes. `python` is the
+/// path of its interpreter, or a name on the PATH.
+pub fn installer_permissions(
+    sandboxes: &Sandboxes,
+    user: Option<&WorkerUser>,
+    python: &Path,
+) -> Option<Permissions> {
     sandbox::of_installer(sandboxes, user, interpreter::resolve(python).as_deref())
 }
 
@@ -106,10 +112,11 @@ impl Launch {
         !self.hidden.iter().any(|hidden| hidden == name) && std::env::var_os(name).is_some()
     }
 
-    /// Returns the command with its environment. In a sandbox, it may write its directory for temporary files, which it finds in
-    /// the usual variable.
+    /// Returns the command with its environment. In a sandbox, it may write its directory for
+    /// temporary files, which it finds in the usual variable.
     pub(crate) fn command(&self, temporary: Option<&Path>) -> Command {
-        let mut command = Command::new(self.sandbox.as_ref().map_or(&self.executable, |sandbox| &sandbox.worker));
+        let mut command =
+            Command::new(self.sandbox.as_ref().map_or(&self.executable, |sandbox| &sandbox.worker));
         // First: the program gets its variables also if they have hidden names.
         for name in &self.hidden {
             command.env_remove(name);
@@ -120,7 +127,8 @@ impl Launch {
         match &self.sandbox {
             Some(sandbox) => {
                 let mut variables = self.variables.clone();
-                variables.extend(temporary.into_iter().flat_map(|directory| self.temporary(directory)));
+                variables
+                    .extend(temporary.into_iter().flat_map(|directory| self.temporary(directory)));
                 command.args(sandbox.arguments(&self.executable, temporary, variables));
             }
             None => {
@@ -136,12 +144,13 @@ impl Launch {
         command
     }
 
-    /// Returns the variables of a process that may write only this directory: the directory of temporary files, and the directories
-    /// of caches that the process would not inherit.
+    /// Returns the variables of a process that may write only this directory: the directory of
+    /// temporary files, and the directories of caches that the process would not inherit.
     fn temporary(&self, directory: &Path) -> Vec<(&'static str, Option<OsString>)> {
         let mut variables = vec![(TEMPORARY, Some(directory.as_os_str().to_owned()))];
         for (name, folder) in CACHES {
-            let is_inherited = std::env::var_os(name).is_some() && !self.hidden.iter().any(|hidden| hidden == name);
+            let is_inherited = std::env::var_os(name).is_some()
+                && !self.hidden.iter().any(|hidden| hidden == name);
             if !is_inherited {
                 variables.push((name, Some(directory.join(folder).into_os_string())));
             }
@@ -153,45 +162,65 @@ impl Launch {
 /// Chooses the program for a model. Blocks, for minutes if it unpacks an environment.
 ///
 /// # Errors
-/// The program is missing or cannot be used. The text names the model, the paths that were checked, and a remedy.
-pub(crate) fn choose(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Launch, String> {
+/// The program is missing or cannot be used. The text names the model, the paths that were checked,
+/// and a remedy.
+pub(crate) fn choose(
+    program: &Program,
+    model: &Model<'_>,
+    reading: &Reading,
+) -> Result<Launch, String> {
     if let Some(user) = &program.user {
         grant_files(user, model)?;
     }
     let mut launch = of_backend(program, model, reading)?;
     launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
-    let sandbox =
-        sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, program, model, &launch)).transpose()?;
+    let sandbox = sandbox::of(program, model)?
+        .map(|sandbox| permitted(sandbox, program, model, &launch))
+        .transpose()?;
     let hidden = program.hidden.clone();
     let user = program.user.clone();
     Ok(Launch { hidden, user, sandbox, limits: limits::of(program, model)?, ..launch })
 }
 
-/// Lets the user of a model's programs read its files, if this server has made them: files of a load request, and copies from an
-/// object store.
+/// Lets the user of a model's programs read its files, if this server has made them: files of a
+/// load request, and copies from an object store.
 fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
     for path in [model.directory, model.version] {
         user.grant_read(path).map_err(|error| {
-            format!("model '{}': the user '{}' cannot be given its files: {error}", model.name, user.name())
+            format!(
+                "model '{}': the user '{}' cannot be given its files: {error}",
+                model.name,
+                user.name()
+            )
         })?;
     }
     Ok(())
 }
 
-/// Adds what the program itself consists of. What the model has chosen gets no rights that its own files do not have.
+/// Adds what the program itself consists of. What the model has chosen gets no rights that its own
+/// files do not have.
 ///
 /// # Errors
 /// The model's Python is in a place that it may not read.
-fn permitted(mut sandbox: Sandbox, program: &Program, model: &Model<'_>, launch: &Launch) -> Result<Sandbox, String> {
+fn permitted(
+    mut sandbox: Sandbox,
+    program: &Program,
+    model: &Model<'_>,
+    launch: &Launch,
+) -> Result<Sandbox, String> {
     let backends = program.backends.clone().map(backends::absolute);
     for (name, value) in &launch.variables {
         let value = value.clone().unwrap_or_default();
         match *name {
             // The libraries of an environment are the model's.
-            LIBRARY_PATH if launch.interpreter.is_none() => sandbox.permit(std::env::split_paths(&value)),
+            LIBRARY_PATH if launch.interpreter.is_none() => {
+                sandbox.permit(std::env::split_paths(&value))
+            }
             LIBRARY | PYTHON_BACKEND => {
                 if let Some(directory) = Path::new(&value).parent()
-                    && backends.as_ref().is_some_and(|of_operator| directory.starts_with(of_operator))
+                    && backends
+                        .as_ref()
+                        .is_some_and(|of_operator| directory.starts_with(of_operator))
                 {
                     sandbox.permit([directory.to_owned()]);
                 }
@@ -230,7 +259,9 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
             Ok(native(program, program.worker.clone(), vec![library]))
         }
         Found::Worker(path) => Ok(native(program, path, Vec::new())),
-        Found::Python(path) => python(program, model, reading, vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
+        Found::Python(path) => {
+            python(program, model, reading, vec![(PYTHON_BACKEND, Some(path.into_os_string()))])
+        }
     }
 }
 
@@ -242,7 +273,8 @@ fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> L
     Launch { executable, variables, preload: program.forks.then(Vec::new), ..Launch::default() }
 }
 
-/// Returns the library path that ONNX Runtime's GPU providers need to find their libraries; empty without such libraries.
+/// Returns the library path that ONNX Runtime's GPU providers need to find their libraries; empty
+/// without such libraries.
 fn with_packages(program: &Program) -> Variables {
     let folders = program.onnxruntime.as_deref().map(of_packages).unwrap_or_default();
     if folders.is_empty() {
@@ -257,9 +289,10 @@ fn with_packages(program: &Program) -> Variables {
 const LIBRARY: &str = "PHAROS_BACKEND_LIBRARY";
 const PYTHON_BACKEND: &str = "PHAROS_PYTHON_BACKEND";
 
-/// The variable with which ONNX Runtime from version 1.29 on sends nothing to its maker. Without it, the library writes an
-/// identifier of the device and a database to the user's cache directory, and sends events, the first before a program can forbid
-/// it by a call. See `docs/Privacy.md` of ONNX Runtime.
+/// The variable with which ONNX Runtime from version 1.29 on sends nothing to its maker. Without
+/// it, the library writes an identifier of the device and a database to the user's cache directory,
+/// and sends events, the first before a program can forbid it by a call. See `docs/Privacy.md` of
+/// ONNX Runtime.
 const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
 /// Returns the variable that switches it off, unless the environment of this process sets it.
@@ -270,9 +303,9 @@ fn without_telemetry(own: Option<OsString>) -> (&'static str, Option<OsString>) 
 /// The variable with the directory for temporary files.
 const TEMPORARY: &str = "TMPDIR";
 
-/// The variables with the directories where libraries keep the code that they compile for a device or for the processor, each with
-/// the name of a directory to use in their place. By default, these directories are in the home directory, and CuPy and Numba fail
-/// if they cannot write there.
+/// The variables with the directories where libraries keep the code that they compile for a device
+/// or for the processor, each with the name of a directory to use in their place. By default, these
+/// directories are in the home directory, and CuPy and Numba fail if they cannot write there.
 const CACHES: [(&str, &str); 4] = [
     ("CUDA_CACHE_PATH", "cuda-cache"),
     ("CUPY_CACHE_DIR", "cupy-cache"),
@@ -283,21 +316,29 @@ const CACHES: [(&str, &str); 4] = [
 /// The variable with the search path of the dynamic loader.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
-/// Returns the folders where Python packages install the libraries of CUDA, cuDNN and TensorRT for ONNX Runtime's GPU providers,
-/// if the library belongs to such a package: `nvidia/cu13/lib`, `nvidia/cudnn/lib`, `tensorrt_libs` beside `onnxruntime`. ONNX
-/// Runtime does not search there; in Python, `import torch` or `preload_dlls()` loads them.
+/// Returns the folders where Python packages install the libraries of CUDA, cuDNN and TensorRT for
+/// ONNX Runtime's GPU providers, if the library belongs to such a package: `nvidia/cu13/lib`,
+/// `nvidia/cudnn/lib`, `tensorrt_libs` beside `onnxruntime`. ONNX Runtime does not search there; in
+/// Python, `import torch` or `preload_dlls()` loads them.
 fn of_packages(library: &Path) -> Vec<PathBuf> {
-    let packages = library.ancestors().nth(3).filter(|_| library.with_file_name(CUDA_PROVIDER).is_file());
+    let packages =
+        library.ancestors().nth(3).filter(|_| library.with_file_name(CUDA_PROVIDER).is_file());
     let Some(packages) = packages else { return Vec::new() };
     let parts = std::fs::read_dir(packages.join("nvidia")).into_iter().flatten();
-    let mut folders: Vec<PathBuf> = parts.filter_map(|part| Some(part.ok()?.path().join("lib"))).collect();
+    let mut folders: Vec<PathBuf> =
+        parts.filter_map(|part| Some(part.ok()?.path().join("lib"))).collect();
     folders.sort();
     folders.push(packages.join("tensorrt_libs"));
     folders.retain(|folder| folder.is_dir());
     folders
 }
 
-fn python(program: &Program, model: &Model<'_>, reading: &Reading, mut variables: Variables) -> Result<Launch, String> {
+fn python(
+    program: &Program,
+    model: &Model<'_>,
+    reading: &Reading,
+    mut variables: Variables,
+) -> Result<Launch, String> {
     let named = interpreter::find(program, model, reading)?;
     let interpreter = named.interpreter;
     let unpacked = named.unpacked;
@@ -323,21 +364,26 @@ pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
     let advice = "`pip install onnxruntime-gpu[cuda,cudnn]` installs it";
     let Some(library) = &program.onnxruntime else {
         return Some(format!(
-            "ONNX Runtime is not installed, and the embedded runtime supports only processors; {advice}"
+            "ONNX Runtime is not installed, and the embedded runtime supports only processors; \
+             {advice}"
         ));
     };
     let provider = library.with_file_name(CUDA_PROVIDER);
     let is_missing = !provider.is_file();
-    is_missing.then(|| format!("ONNX Runtime has no CUDA provider: '{}' is missing; {advice}", provider.display()))
+    is_missing.then(|| {
+        format!("ONNX Runtime has no CUDA provider: '{}' is missing; {advice}", provider.display())
+    })
 }
 
-/// Returns the files outside the model's directory that determine how it runs: its environment and its backend.
+/// Returns the files outside the model's directory that determine how it runs: its environment and
+/// its backend.
 pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
     if !ORDINARY.contains(&model.backend)
         && !program.is_python(model.backend)
-        && let Ok(found) = backends::find(program, model.name, model.backend, &[model.version, model.directory])
+        && let Ok(found) =
+            backends::find(program, model.name, model.backend, &[model.version, model.directory])
     {
         files.push(found.path().to_owned());
     }

@@ -1,4 +1,5 @@
-//! The progress of reading a large file, so that a load does not wait without end for a file system that does not answer.
+//! The progress of reading a large file, so that a load does not wait without end for a file system
+//! that does not answer.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

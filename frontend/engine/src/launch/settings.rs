@@ -25,7 +25,8 @@ pub struct Program {
     pub python_preload: Vec<String>,
     /// The directory of further backends.
     pub backends: Option<PathBuf>,
-    /// Backends of the Python package that only some deployments use, in addition to the general ones.
+    /// Backends of the Python package that only some deployments use, in addition to the general
+    /// ones.
     pub deployment_backends: Vec<&'static str>,
     /// The folder where environments are unpacked.
     pub environments: PathBuf,
@@ -52,9 +53,9 @@ impl Program {
         PYTHON.contains(&backend) || self.deployment_backends.contains(&backend)
     }
 
-    /// Returns the default folder of environments: for workers of another user, a folder of the system, because these workers cannot
-    /// reach the folders of this process's user; else a folder in the user's cache folder, or a per-user folder of the temporary
-    /// directory.
+    /// Returns the default folder of environments: for workers of another user, a folder of the
+    /// system, because these workers cannot reach the folders of this process's user; else a folder
+    /// in the user's cache folder, or a per-user folder of the temporary directory.
     pub fn default_environments(user: Option<&WorkerUser>) -> PathBuf {
         if user.is_some() {
             return PathBuf::from("/var/cache/pharos");
@@ -62,7 +63,9 @@ impl Program {
         let cache = path_in("XDG_CACHE_HOME").or_else(|| Some(path_in("HOME")?.join(".cache")));
         let folder = match cache.filter(|path| path.is_absolute()) {
             Some(cache) => cache.join("pharos"),
-            None => std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw())),
+            None => {
+                std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw()))
+            }
         };
         folder.join("environments")
     }

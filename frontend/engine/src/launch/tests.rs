@@ -45,11 +45,18 @@ impl Fixture {
     }
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
-        self.with_model(backend, environment, |model| choose(&self.program, model, &Reading::default()))
+        self.with_model(backend, environment, |model| {
+            choose(&self.program, model, &Reading::default())
+        })
     }
 
     /// Calls a function with a model of this backend and environment.
-    fn with_model<R>(&self, backend: &str, environment: Option<&str>, then: impl FnOnce(&Model<'_>) -> R) -> R {
+    fn with_model<R>(
+        &self,
+        backend: &str,
+        environment: Option<&str>,
+        then: impl FnOnce(&Model<'_>) -> R,
+    ) -> R {
         let directory = self.root().join("m");
         let version = self.root().join("m/1");
         let model = Model {
@@ -74,10 +81,11 @@ impl Fixture {
                     text += &format!(" {}", argument.display());
                 }
                 for (name, value) in &launch.variables {
-                    let own = value
-                        .as_ref()
-                        .filter(|_| !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH", TELEMETRY].contains(name));
-                    text += &own.map_or(String::new(), |value| format!(" {name}={}", value.display()));
+                    let own = value.as_ref().filter(|_| {
+                        !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH", TELEMETRY].contains(name)
+                    });
+                    text +=
+                        &own.map_or(String::new(), |value| format!(" {name}={}", value.display()));
                 }
                 text.replace(&self.root().display().to_string(), "")
             }
@@ -102,14 +110,18 @@ fn backends_are_found_in_the_documented_order() {
     }
     assert_eq!(
         fixture.chosen("mine", None),
-        "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, tract, python, pytorch, \
-         rows, sklearn, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
+        "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, \
+         tract, python, pytorch, rows, sklearn, xgboost; '/backends/mine' does not hold \
+         libpharos_mine.so, pharos-worker-mine or model.py"
     );
     fixture.file("backends/other/pharos-worker-other", 0o755);
     fixture.file("backends/nothing/readme", 0o644);
     assert!(fixture.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
     for (file, expected) in [
-        ("backends/mine/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
+        (
+            "backends/mine/model.py",
+            "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py",
+        ),
         ("m/1/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
         ("backends/mine/pharos-worker-mine", "/backends/mine/pharos-worker-mine"),
         (
@@ -117,7 +129,10 @@ fn backends_are_found_in_the_documented_order() {
             "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/backends/mine/libpharos_mine.so",
         ),
         ("m/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/libpharos_mine.so"),
-        ("m/1/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/1/libpharos_mine.so"),
+        (
+            "m/1/libpharos_mine.so",
+            "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/1/libpharos_mine.so",
+        ),
     ] {
         fixture.file(file, 0o755);
         assert_eq!(fixture.chosen("mine", None), expected, "{file}");
@@ -127,7 +142,9 @@ fn backends_are_found_in_the_documented_order() {
         assert!(error.contains("is not a valid backend name: allowed are letters"), "{error}");
     }
     fixture.program.backends = None;
-    assert!(fixture.chosen("foo", None).ends_with("no backend directory is set (--backend-directory)"));
+    assert!(
+        fixture.chosen("foo", None).ends_with("no backend directory is set (--backend-directory)")
+    );
 }
 
 #[test]
@@ -147,7 +164,10 @@ fn cuda_libraries_are_found_beside_onnx_runtime() {
     assert_eq!(variable(&fixture.choose("builtin", None).unwrap(), LIBRARY_PATH), None);
     let path = variable(&fixture.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
     let own = std::env::var(LIBRARY_PATH).unwrap_or_default();
-    let ours = path.strip_prefix(&own).unwrap().replace(&format!("{}/site/", fixture.root().display()), "");
+    let ours = path
+        .strip_prefix(&own)
+        .unwrap()
+        .replace(&format!("{}/site/", fixture.root().display()), "");
     assert_eq!(ours.trim_start_matches(':'), "nvidia/cu13/lib:nvidia/cudnn/lib:tensorrt_libs");
 }
 
@@ -156,11 +176,20 @@ fn interpreters_are_found_in_the_documented_order() {
     let fixture = Fixture::new();
     let home = " VIRTUAL_ENV=/m/.venv";
     fixture.file("m/.venv/bin/python", 0o755);
-    assert_eq!(fixture.chosen("python", None), format!("/m/.venv/bin/python -m pharos_worker{home}"));
+    assert_eq!(
+        fixture.chosen("python", None),
+        format!("/m/.venv/bin/python -m pharos_worker{home}")
+    );
     let python3 = fixture.file("m/.venv/bin/python3", 0o755);
-    assert_eq!(fixture.chosen("pytorch", None), format!("/m/.venv/bin/python3 -m pharos_worker{home}"));
+    assert_eq!(
+        fixture.chosen("pytorch", None),
+        format!("/m/.venv/bin/python3 -m pharos_worker{home}")
+    );
     fixture.file("m/venv/bin/python3", 0o755);
-    assert_eq!(fixture.chosen("python", None), "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv");
+    assert_eq!(
+        fixture.chosen("python", None),
+        "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv"
+    );
     // The link stays unresolved, because Python recognizes the environment by its path.
     fs::create_dir_all(fixture.root().join("env/bin")).unwrap();
     fs::create_dir_all(fixture.root().join("env/conda-meta")).unwrap();
@@ -168,14 +197,22 @@ fn interpreters_are_found_in_the_documented_order() {
     let expected = "/env/bin/python3 -m pharos_worker CONDA_PREFIX=/env";
     let absolute = fixture.root().join("env");
     assert_eq!(fixture.chosen("python", absolute.to_str()), expected);
-    assert_eq!(fixture.chosen("python", Some("$$TRITON_MODEL_DIRECTORY/../env")).replace("/m/..", ""), expected);
+    assert_eq!(
+        fixture.chosen("python", Some("$$TRITON_MODEL_DIRECTORY/../env")).replace("/m/..", ""),
+        expected
+    );
     let launch = fixture.choose("python", absolute.to_str()).unwrap();
     let bin = format!("{}/env/bin:", fixture.root().display());
     assert!(variable(&launch, "PATH").unwrap().starts_with(&bin));
     assert!(
-        variable(&launch, "LD_LIBRARY_PATH").unwrap().starts_with(&format!("{}/env/lib", fixture.root().display()))
+        variable(&launch, "LD_LIBRARY_PATH")
+            .unwrap()
+            .starts_with(&format!("{}/env/lib", fixture.root().display()))
     );
-    assert!(launch.variables.contains(&("PYTHONHOME", None)) && launch.variables.contains(&("VIRTUAL_ENV", None)));
+    assert!(
+        launch.variables.contains(&("PYTHONHOME", None))
+            && launch.variables.contains(&("VIRTUAL_ENV", None))
+    );
 }
 
 #[test]
@@ -187,7 +224,8 @@ fn the_variables_of_an_unpacked_environment_have_absolute_paths() {
     builder.append_path_with_name(python3, "bin/python3").unwrap();
     builder.finish().unwrap();
     let up = "../".repeat(std::env::current_dir().unwrap().components().count() - 1);
-    fixture.program.environments = Path::new(&up).join(fixture.root().strip_prefix("/").unwrap()).join("environments");
+    fixture.program.environments =
+        Path::new(&up).join(fixture.root().strip_prefix("/").unwrap()).join("environments");
     let launch = fixture.choose("python", archive.to_str()).unwrap();
     assert!(launch.executable.is_absolute());
     for name in ["PATH", LIBRARY_PATH, "VIRTUAL_ENV"] {
@@ -202,14 +240,19 @@ fn interpreters_that_cannot_run_are_refused() {
     for (environment, expected) in [
         (
             "$$TRITON_MODEL_DIRECTORY/nowhere",
-            "model 'm': EXECUTION_ENV_PATH is '/m/nowhere', which does not exist; allowed are the directory of a virtual or \
-             conda environment, and a .tar.gz of one made by conda-pack or venv-pack",
+            "model 'm': EXECUTION_ENV_PATH is '/m/nowhere', which does not exist; allowed are the \
+             directory of a virtual or conda environment, and a .tar.gz of one made by conda-pack \
+             or venv-pack",
         ),
-        ("/dev/null", "model 'm': EXECUTION_ENV_PATH is '/dev/null', which is neither a directory nor a file; allowed"),
+        (
+            "/dev/null",
+            "model 'm': EXECUTION_ENV_PATH is '/dev/null', which is neither a directory nor a \
+             file; allowed",
+        ),
         (
             "$$TRITON_MODEL_DIRECTORY/1",
-            "model 'm': '/m/1' (the model's EXECUTION_ENV_PATH) is not a Python environment: it has neither bin/python3 nor \
-             bin/python",
+            "model 'm': '/m/1' (the model's EXECUTION_ENV_PATH) is not a Python environment: it \
+             has neither bin/python3 nor bin/python",
         ),
     ] {
         let error = fixture.chosen("python", Some(environment));
@@ -219,15 +262,17 @@ fn interpreters_that_cannot_run_are_refused() {
     let error = fixture.chosen("python", wrong.to_str());
     assert!(
         error.starts_with(
-            "model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked into \
-             '/environments/pharos-environments': it is neither a tar file nor one that is compressed with gzip"
+            "model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked \
+             into '/environments/pharos-environments': it is neither a tar file nor one that is \
+             compressed with gzip"
         ),
         "{error}"
     );
     fixture.file("m/venv/bin/python3", 0o644);
     assert_eq!(
         fixture.chosen("python", None),
-        "model 'm': the Python interpreter '/m/venv/bin/python3' (in the model's directory) is not executable by this user"
+        "model 'm': the Python interpreter '/m/venv/bin/python3' (in the model's directory) is \
+         not executable by this user"
     );
     fs::remove_file(fixture.root().join("m/venv/bin/python3")).unwrap();
     symlink("/nonexistent/python3", fixture.root().join("m/venv/bin/python3")).unwrap();
@@ -239,7 +284,10 @@ fn interpreters_that_cannot_run_are_refused() {
             "model 'm': the Python interpreter '/nonexistent/python3' (of --python) does not exist",
         ),
         ("/usr", "model 'm': the Python interpreter '/usr' (of --python) is not a file"),
-        ("no-such-python", "model 'm' needs Python, but 'no-such-python' is not on the PATH; set --python"),
+        (
+            "no-such-python",
+            "model 'm' needs Python, but 'no-such-python' is not on the PATH; set --python",
+        ),
     ] {
         fixture.program.python = Some(python.into());
         assert_eq!(fixture.chosen("python", None), expected);
@@ -254,7 +302,10 @@ fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
     fixture.program.onnxruntime = Some(fixture.file("capi/libonnxruntime.so.1.31.1", 0o644));
     let text = why(&fixture).unwrap();
     let advice = "is missing; `pip install onnxruntime-gpu[cuda,cudnn]` installs it";
-    assert!(text.contains("capi/libonnxruntime_providers_cuda.so' ") && text.ends_with(advice), "{text}");
+    assert!(
+        text.contains("capi/libonnxruntime_providers_cuda.so' ") && text.ends_with(advice),
+        "{text}"
+    );
     fixture.file("capi/libonnxruntime_providers_cuda.so", 0o644);
     assert_eq!(why(&fixture), None);
 }
@@ -263,17 +314,26 @@ fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
 fn lists_files_outside_the_model() {
     let fixture = Fixture::new();
     let path = fixture.file("backends/mine/libpharos_mine.so", 0o644);
-    let of = |backend, environment| fixture.with_model(backend, environment, |model| outside(&fixture.program, model));
+    let of = |backend, environment| {
+        fixture.with_model(backend, environment, |model| outside(&fixture.program, model))
+    };
     assert_eq!(of("mine", None), [path]);
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
-    assert!(of("python", None).is_empty() && of("builtin", None).is_empty() && of("none", None).is_empty());
+    assert!(
+        of("python", None).is_empty()
+            && of("builtin", None).is_empty()
+            && of("none", None).is_empty()
+    );
 }
 
 #[test]
 fn onnx_runtime_sends_nothing_unless_the_user_allows_it() {
     let fixture = Fixture::new();
     for backend in ["onnxruntime", "builtin", "python"] {
-        assert_eq!(variable(&fixture.choose(backend, None).unwrap(), TELEMETRY), Some("1".to_owned()));
+        assert_eq!(
+            variable(&fixture.choose(backend, None).unwrap(), TELEMETRY),
+            Some("1".to_owned())
+        );
     }
     assert_eq!(without_telemetry(Some("0".into())), (TELEMETRY, Some("0".into())));
 }

@@ -1,5 +1,5 @@
-//! Unpacks tar archives of Python environments. No entry can leave the target directory, use much memory, or prevent that the next
-//! ones are unpacked.
+//! Unpacks tar archives of Python environments. No entry can leave the target directory, use much
+//! memory, or prevent that the next ones are unpacked.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -14,7 +14,8 @@ use tar::{Archive, EntryType};
 const MAX_BYTES: u64 = 64 << 30;
 const MAX_FILES: u64 = 4_000_000;
 
-/// The permissions of the owner of a directory, without which nothing can be unpacked there or removed from there.
+/// The permissions of the owner of a directory, without which nothing can be unpacked there or
+/// removed from there.
 const USABLE: u32 = 0o700;
 
 /// The size limits of an environment.
@@ -32,8 +33,8 @@ impl Default for Limits {
 /// Unpacks a tar file, compressed with gzip or not, into a new directory.
 ///
 /// # Errors
-/// The file is no such archive, or the directory cannot be written. The text has names of entries, but nothing of a file that is no
-/// archive: it can be any that this process may read.
+/// The file is no such archive, or the directory cannot be written. The text has names of entries,
+/// but nothing of a file that is no archive: it can be any that this process may read.
 pub(crate) fn unpack(file: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(target)?;
     let mut reader = BufReader::with_capacity(1 << 18, file);
@@ -44,7 +45,8 @@ pub(crate) fn unpack(file: impl Read, target: &Path, limits: &Limits) -> io::Res
     }
 }
 
-/// The position of the magic of a tar file in its first block, and the size of a block (POSIX `ustar`, and GNU tar).
+/// The position of the magic of a tar file in its first block, and the size of a block (POSIX
+/// `ustar`, and GNU tar).
 const MAGIC_AT: usize = 257;
 const MAGIC: &[u8] = b"ustar";
 const BLOCK: u64 = 512;
@@ -54,7 +56,9 @@ fn unpack_tar(mut reader: impl Read, target: &Path, limits: &Limits) -> io::Resu
     reader.by_ref().take(BLOCK).read_to_end(&mut start).map_err(without_content)?;
     let is_end = start.iter().all(|byte| *byte == 0);
     if start.get(MAGIC_AT..).is_none_or(|magic| !magic.starts_with(MAGIC)) && !is_end {
-        return Err(io::Error::other("it is neither a tar file nor one that is compressed with gzip"));
+        return Err(io::Error::other(
+            "it is neither a tar file nor one that is compressed with gzip",
+        ));
     }
     let attributes = AttributeLimit::default();
     let mut archive = Archive::new(attributes.reader(Cursor::new(start).chain(reader)));
@@ -82,7 +86,11 @@ fn unpack_tar(mut reader: impl Read, target: &Path, limits: &Limits) -> io::Resu
             | EntryType::Symlink
             | EntryType::Link
             | EntryType::XGlobalHeader => {}
-            other => return refuse(&format!("has the type {other:?}; allowed are files, directories and links")),
+            other => {
+                return refuse(&format!(
+                    "has the type {other:?}; allowed are files, directories and links"
+                ));
+            }
         }
         if !name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
             return refuse("is outside the environment");
@@ -100,5 +108,9 @@ fn unpack_tar(mut reader: impl Read, target: &Path, limits: &Limits) -> io::Resu
 /// Gives the owner all permissions of a directory that was just unpacked, so it is not a link.
 fn make_usable(directory: &Path) -> io::Result<()> {
     let mode = fs::symlink_metadata(directory)?.permissions().mode();
-    if mode & USABLE == USABLE { Ok(()) } else { fs::set_permissions(directory, Permissions::from_mode(mode | USABLE)) }
+    if mode & USABLE == USABLE {
+        Ok(())
+    } else {
+        fs::set_permissions(directory, Permissions::from_mode(mode | USABLE))
+    }
 }

@@ -1,5 +1,5 @@
-//! Brings a model to its wanted versions, as `pharos::repository::changes` decides. New versions become ready before old ones
-//! end; if one fails to load, the previous versions continue to serve.
+//! Brings a model to its wanted versions, as `pharos::repository::changes` decides. New versions
+//! become ready before old ones end; if one fails to load, the previous versions continue to serve.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(super) enum OnLoadFailure {
     Withdraw,
 }
 
-/// Versions that are ready to serve, and the reasons of failed versions. Removes the series of new versions on drop.
+/// Versions that are ready to serve, and the reasons of failed versions. Removes the series of new
+/// versions on drop.
 struct Outcome {
     cache: Arc<Cache>,
     ready: Vec<Ready>,
@@ -50,8 +51,9 @@ impl Drop for Outcome {
 }
 
 impl Loader {
-    /// Applies a prepared model, and waits for the instances that it has removed. Must be called with the model's lock. If the
-    /// future is dropped before the change, nothing has changed except states that are LOADING.
+    /// Applies a prepared model, and waits for the instances that it has removed. Must be called
+    /// with the model's lock. If the future is dropped before the change, nothing has changed
+    /// except states that are LOADING.
     ///
     /// # Errors
     /// The reasons of versions that failed to load, by number.
@@ -66,8 +68,11 @@ impl Loader {
         let running = self.models.snapshot().serving.get(model).cloned().unwrap_or_default();
         let fingerprints: BTreeMap<u64, VersionFingerprint> =
             running.iter().map(|(number, serving)| (*number, serving.fingerprint)).collect();
-        let wanted: BTreeMap<u64, VersionFingerprint> =
-            prepared.versions.iter().map(|(number, version)| (*number, version.fingerprint)).collect();
+        let wanted: BTreeMap<u64, VersionFingerprint> = prepared
+            .versions
+            .iter()
+            .map(|(number, version)| (*number, version.fingerprint))
+            .collect();
         let mut plan = changes(&fingerprints, &wanted, reload);
         for (number, change) in &mut plan {
             let Some(runs) = running.get(number) else { continue };
@@ -82,14 +87,19 @@ impl Loader {
                 *change = Change::Resize;
             }
         }
-        let mut outcome =
-            Outcome { cache: self.cache().clone(), ready: Vec::new(), failed: BTreeMap::new(), removed: Vec::new() };
+        let mut outcome = Outcome {
+            cache: self.cache().clone(),
+            ready: Vec::new(),
+            failed: BTreeMap::new(),
+            removed: Vec::new(),
+        };
         for (&number, &change) in &plan {
             self.perform(prepared, number, change, running.get(&number), &mut outcome).await;
         }
         let failed = outcome.failed.clone();
         let removed = std::mem::take(&mut outcome.removed);
-        // All versions change or none does. If no version has served before, the loaded versions serve.
+        // All versions change or none does. If no version has served before, the loaded versions
+        // serve.
         if failed.is_empty() || running.is_empty() {
             self.commit(prepared, &plan, outcome);
         } else {
@@ -119,10 +129,12 @@ impl Loader {
         let mut follows = Ok(None);
         match (change, runs) {
             (Change::Keep | Change::Unload, _) => return,
-            (Change::Describe | Change::Resize, Some(runs)) => follows = self.follow(runs, prepared).await,
-            (Change::Load, _) => {
-                self.models.change(|table| table.states.set(model, number, State::Loading, StateReason::None))
+            (Change::Describe | Change::Resize, Some(runs)) => {
+                follows = self.follow(runs, prepared).await
             }
+            (Change::Load, _) => self
+                .models
+                .change(|table| table.states.set(model, number, State::Loading, StateReason::None)),
             _ => {}
         }
         let is_new = !matches!(follows, Ok(Some(_)) | Err(_));
@@ -148,8 +160,14 @@ impl Loader {
         }
     }
 
-    /// Makes the ready versions serve, and ends replaced and unwanted versions, in one change of the table.
-    fn commit(self: &Arc<Self>, prepared: &Prepared, plan: &BTreeMap<u64, Change>, mut outcome: Outcome) {
+    /// Makes the ready versions serve, and ends replaced and unwanted versions, in one change of
+    /// the table.
+    fn commit(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        plan: &BTreeMap<u64, Change>,
+        mut outcome: Outcome,
+    ) {
         let model = prepared.name.as_str();
         let ready = std::mem::take(&mut outcome.ready);
         for ready in &ready {
@@ -159,7 +177,12 @@ impl Loader {
         self.models.change(|table| {
             let mut serving = table.serving.remove(model).unwrap_or_default();
             for (number, reason) in &outcome.failed {
-                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
+                table.states.set(
+                    model,
+                    *number,
+                    State::Unavailable,
+                    StateReason::Other(reason.clone()),
+                );
             }
             for Ready { serving: ready, is_new, .. } in ready {
                 let number = ready.model.version;
@@ -167,13 +190,18 @@ impl Loader {
                 let old = serving.insert(number, Arc::new(ready));
                 gone.extend(old.filter(|_| is_new).map(|old| (old, RetireReason::Replaced)));
             }
-            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
+            table
+                .states
+                .forget_unavailable(model, |version| prepared.versions.contains_key(&version));
             for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
                 table.states.set(model, *number, State::Unloading, StateReason::None);
                 let unload = table.begin_unload(model, *number);
-                gone.extend(serving.remove(number).map(|old| (old, RetireReason::Outdated(unload))));
+                gone.extend(
+                    serving.remove(number).map(|old| (old, RetireReason::Outdated(unload))),
+                );
             }
-            // In the same change, so that a request of a sequence always finds the old version in one of the two maps.
+            // In the same change, so that a request of a sequence always finds the old version in
+            // one of the two maps.
             gone.iter().for_each(|(old, _)| table.begin_ending(old));
             if !serving.is_empty() {
                 table.serving.insert(model.to_owned(), serving);
@@ -186,11 +214,18 @@ impl Loader {
     fn give_up(self: &Arc<Self>, prepared: &Prepared, mut outcome: Outcome) {
         let model = prepared.name.as_str();
         let snapshot = self.models.snapshot();
-        let serves = |number: u64| snapshot.serving.get(model).is_some_and(|versions| versions.contains_key(&number));
+        let serves = |number: u64| {
+            snapshot.serving.get(model).is_some_and(|versions| versions.contains_key(&number))
+        };
         let ready = std::mem::take(&mut outcome.ready);
         self.models.change(|table| {
             for (number, reason) in outcome.failed.iter().filter(|(number, _)| !serves(**number)) {
-                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
+                table.states.set(
+                    model,
+                    *number,
+                    State::Unavailable,
+                    StateReason::Other(reason.clone()),
+                );
             }
             for ready in ready.iter().filter(|ready| !serves(ready.serving.model.version)) {
                 let reason = "loaded, but another version of the model failed to load";
@@ -201,7 +236,9 @@ impl Loader {
                     StateReason::Other(reason.to_owned()),
                 );
             }
-            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
+            table
+                .states
+                .forget_unavailable(model, |version| prepared.versions.contains_key(&version));
         });
         for Ready { serving, .. } in ready.into_iter().filter(|ready| ready.is_new) {
             self.models.retire(Arc::new(serving), RetireReason::Unserved);
@@ -213,8 +250,15 @@ impl Loader {
         let mut gone = Vec::new();
         self.models.change(|table| {
             for (number, reason) in failed {
-                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
-                gone.extend(table.serving.get_mut(model).and_then(|versions| versions.remove(number)));
+                table.states.set(
+                    model,
+                    *number,
+                    State::Unavailable,
+                    StateReason::Other(reason.clone()),
+                );
+                gone.extend(
+                    table.serving.get_mut(model).and_then(|versions| versions.remove(number)),
+                );
             }
             table.serving.retain(|_, versions| !versions.is_empty());
         });

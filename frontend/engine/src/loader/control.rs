@@ -1,7 +1,8 @@
-//! Loads and unloads models by name, together with their dependencies and dependents. Operations on the same model are
-//! serialized; those on different models run concurrently.
+//! Loads and unloads models by name, together with their dependencies and dependents. Operations on
+//! the same model are serialized; those on different models run concurrently.
 //!
-//! Where repositories may contain models of the same name (`--model-namespacing`), a name can mean several models.
+//! Where repositories may contain models of the same name (`--model-namespacing`), a name can mean
+//! several models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,12 +36,13 @@ struct PreparedLoad {
 }
 
 impl Loader {
-    /// Loads a model for a client, from the repositories or with the client's overrides. The load continues if the future is
-    /// dropped, so that a disconnecting client leaves no model half loaded.
+    /// Loads a model for a client, from the repositories or with the client's overrides. The load
+    /// continues if the future is dropped, so that a disconnecting client leaves no model half
+    /// loaded.
     ///
     /// # Errors
-    /// Triton's codes and texts: loading by request is disabled, the name is invalid, the model does not exist, or it cannot be
-    /// loaded.
+    /// Triton's codes and texts: loading by request is disabled, the name is invalid, the model
+    /// does not exist, or it cannot be loaded.
     pub(crate) async fn load_model(
         self: &Arc<Self>,
         name: &str,
@@ -62,12 +64,14 @@ impl Loader {
         self.check_name(name)?;
         let loader = self.clone();
         let name = name.to_owned();
-        let load = async move { loader.load_named(&name, overrides, scope, caller.as_deref()).await };
+        let load =
+            async move { loader.load_named(&name, overrides, scope, caller.as_deref()).await };
         self.result(self.runtime.spawn(load)).await?
     }
 
-    /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no
-    /// longer find it; its accepted requests finish afterwards, and until then its versions are UNLOADING, as in Triton.
+    /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs.
+    /// On return new requests no longer find it; its accepted requests finish afterwards, and until
+    /// then its versions are UNLOADING, as in Triton.
     ///
     /// # Errors
     /// Unloading by request is disabled. Unloading an unknown model is not an error.
@@ -75,7 +79,8 @@ impl Loader {
         self.by_request()?;
         let loader = self.clone();
         let name = name.to_owned();
-        let unload = async move { loader.unload_all_of(loader.unloaded_with(&name, dependents)).await };
+        let unload =
+            async move { loader.unload_all_of(loader.unloaded_with(&name, dependents)).await };
         self.result(self.runtime.spawn(unload)).await
     }
 
@@ -85,7 +90,8 @@ impl Loader {
     /// The server exits: the runtime may end before the task does. Or the task panicked.
     async fn result<T>(&self, task: JoinHandle<T>) -> Result<T, InferError> {
         let done = blocking::until_exit(self.exiting.subscribe(), task).await;
-        done.ok_or_else(InferError::exiting)?.map_err(|error| InferError::internal(format!("the task failed: {error}")))
+        done.ok_or_else(InferError::exiting)?
+            .map_err(|error| InferError::internal(format!("the task failed: {error}")))
     }
 
     /// Returns an error unless models are loaded by request.
@@ -97,8 +103,9 @@ impl Loader {
         };
         // Triton's text for both modes, with a remedy.
         let text = format!(
-            "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
-             and unloads by request need --model-control-mode=explicit (modes: none, poll, explicit, on-demand)"
+            "explicit model load / unload is not allowed if polling is enabled; the model control \
+             mode is '{mode}', and loads and unloads by request need \
+             --model-control-mode=explicit (modes: none, poll, explicit, on-demand)"
         );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
@@ -117,14 +124,17 @@ impl Loader {
                     self.claim(caller, name, overrides.is_some()).await?;
                 }
             }
-            None => self.models.change(|table| all.iter().for_each(|name| drop(table.owners.remove(name)))),
+            None => self
+                .models
+                .change(|table| all.iter().for_each(|name| drop(table.owners.remove(name)))),
         }
         let overrides = match overrides {
             Some(overrides) => {
                 let loader = self.clone();
                 let loaded_by = caller.map(|caller| caller.sandbox);
-                let writing =
-                    blocking::run(move || Overrides::new(overrides, scope, loaded_by, &loader.override_directories));
+                let writing = blocking::run(move || {
+                    Overrides::new(overrides, scope, loaded_by, &loader.override_directories)
+                });
                 let written = writing.await.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
@@ -143,7 +153,8 @@ impl Loader {
             });
         }
         // Until they are recorded as named, so that they are not unloaded before.
-        let _begun: Vec<BegunLoad> = all.iter().map(|name| self.locks.of(name).begin_load()).collect();
+        let _begun: Vec<BegunLoad> =
+            all.iter().map(|name| self.locks.of(name).begin_load()).collect();
         let mut loaded = self.load_all_of(wanted).await;
         self.unload_obsolete(loaded.keys().cloned().collect()).await;
         let mut result = Ok(());
@@ -153,34 +164,54 @@ impl Loader {
                     table.named.insert(name);
                 }),
                 Some(error) => result = result.and(error),
-                None => result = Err(InferError::internal(format!("model '{name}' was not loaded"))),
+                None => {
+                    result = Err(InferError::internal(format!("model '{name}' was not loaded")))
+                }
             }
         }
         result
     }
 
-    /// Loads models concurrently, including the members of ensembles; an ensemble loads after its members. Then checks the
-    /// ensembles that depend on any of them. Returns the result of each model.
-    pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<LoadRequest>) -> BTreeMap<String, Loaded> {
+    /// Loads models concurrently, including the members of ensembles; an ensemble loads after its
+    /// members. Then checks the ensembles that depend on any of them. Returns the result of each
+    /// model.
+    pub(super) async fn load_all_of(
+        self: &Arc<Self>,
+        wanted: Vec<LoadRequest>,
+    ) -> BTreeMap<String, Loaded> {
         let loaded = self.load_side_by_side(wanted).await;
         let changed: BTreeSet<String> = loaded.keys().cloned().collect();
         self.reload_dependents(&changed).await;
         loaded
     }
 
-    async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<LoadRequest>) -> BTreeMap<String, Loaded> {
+    async fn load_side_by_side(
+        self: &Arc<Self>,
+        wanted: Vec<LoadRequest>,
+    ) -> BTreeMap<String, Loaded> {
         let mut results = BTreeMap::new();
         let mut loads: Vec<PreparedLoad> = Vec::new();
-        // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
+        // Ensembles are recognized only by their configurations, so all are read before anything is
+        // loaded.
         for (wanted, begun, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
             match self.checked_dependencies(&name, prepared).await {
-                Ok(prepared) => loads.push(PreparedLoad { wanted, begun, prepared, done: watch::Sender::new(()) }),
-                Err(_) if self.is_exiting() => drop(results.insert(name, Err(InferError::exiting()))),
-                Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &begun, &unprepared)))),
+                Ok(prepared) => loads.push(PreparedLoad {
+                    wanted,
+                    begun,
+                    prepared,
+                    done: watch::Sender::new(()),
+                }),
+                Err(_) if self.is_exiting() => {
+                    drop(results.insert(name, Err(InferError::exiting())))
+                }
+                Err(unprepared) => {
+                    drop(results.insert(name, Err(self.not_prepared(&wanted, &begun, &unprepared))))
+                }
             }
         }
-        let on_demand = self.on_demand_among(loads.iter().map(|load| (&load.wanted, &load.prepared)));
+        let on_demand =
+            self.on_demand_among(loads.iter().map(|load| (&load.wanted, &load.prepared)));
         loads.retain_mut(|load| {
             load.wanted.after_request = on_demand.contains(&load.wanted.name);
             let added = load.wanted.after_request && self.add_on_demand(&load.prepared);
@@ -221,8 +252,8 @@ impl Loader {
         results
     }
 
-    /// Reads these models and the members of ensembles among them, recursively, each once. Files may have to be fetched first; an
-    /// unload that arrives meanwhile takes effect.
+    /// Reads these models and the members of ensembles among them, recursively, each once. Files
+    /// may have to be fetched first; an unload that arrives meanwhile takes effect.
     async fn with_members(
         self: &Arc<Self>,
         wanted: Vec<LoadRequest>,
@@ -230,8 +261,11 @@ impl Loader {
         let loader = self.clone();
         let reading = blocking::run(move || {
             let mut all: Vec<(LoadRequest, BegunLoad, Result<Prepared, PrepareError>)> = Vec::new();
-            let requested: BTreeSet<String> =
-                wanted.iter().filter(|wanted| !wanted.by_itself).map(|wanted| wanted.name.clone()).collect();
+            let requested: BTreeSet<String> = wanted
+                .iter()
+                .filter(|wanted| !wanted.by_itself)
+                .map(|wanted| wanted.name.clone())
+                .collect();
             let mut next: Vec<(LoadRequest, BegunLoad)> =
                 wanted.into_iter().map(|wanted| loader.begin(wanted)).collect();
             while let Some((wanted, begun)) = next.pop() {
@@ -245,7 +279,10 @@ impl Loader {
                     // The load of the ensemble reports a missing member.
                     if overrides.is_some() || loader.stores.local(member).is_ok() {
                         let by_itself = wanted.by_itself && !requested.contains(member);
-                        next.push(loader.begin(LoadRequest { by_itself, ..LoadRequest::new(member, overrides) }));
+                        next.push(loader.begin(LoadRequest {
+                            by_itself,
+                            ..LoadRequest::new(member, overrides)
+                        }));
                     }
                 }
                 all.push((wanted, begun, prepared));
@@ -288,7 +325,8 @@ impl Loader {
         Ok(prepared)
     }
 
-    /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
+    /// Records that the load of a model could not begin. Serving versions continue, unless they are
+    /// to be withdrawn.
     fn not_prepared(
         self: &Arc<Self>,
         wanted: &LoadRequest,
@@ -310,9 +348,14 @@ impl Loader {
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
                 Mode::None | Mode::Poll(_) => table.states.fail(name, unprepared.state_reason()),
-                Mode::OnDemand if wanted.by_itself => table.states.fail(name, unprepared.state_reason()),
+                Mode::OnDemand if wanted.by_itself => {
+                    table.states.fail(name, unprepared.state_reason())
+                }
                 // A load at the start has no response.
-                _ if matches!(unprepared, PrepareError::Unreadable(_)) && bare && table.named.contains(name) => {
+                _ if matches!(unprepared, PrepareError::Unreadable(_))
+                    && bare
+                    && table.named.contains(name) =>
+                {
                     table.states.fail(name, unprepared.state_reason());
                 }
                 // The response contains the reason; the state of the model is unchanged.
@@ -325,21 +368,27 @@ impl Loader {
             table.states.load_ended(name, false);
         });
         match unprepared {
-            PrepareError::NotFound(reason) | PrepareError::Ambiguous(reason) | PrepareError::Unreadable(reason) => {
-                not_polled(name, reason)
-            }
+            PrepareError::NotFound(reason)
+            | PrepareError::Ambiguous(reason)
+            | PrepareError::Unreadable(reason) => not_polled(name, reason),
             PrepareError::Restricted(error) => error.clone(),
             PrepareError::Excessive(reason) => load_failed(name, &format!("{reason}\n")),
             PrepareError::Members(reason) => load_failed(name, &format!("{reason}\n")),
             PrepareError::NoVersion(reason) => {
-                let rule = "at least one version must be available under the version policy of model";
+                let rule =
+                    "at least one version must be available under the version policy of model";
                 load_failed(name, &format!("{rule} '{name}': {reason}\n"))
             }
         }
     }
 
     /// Loads one model, unless it is unloaded or the server exits meanwhile.
-    async fn load_one(self: &Arc<Self>, wanted: &LoadRequest, mut begun: BegunLoad, prepared: &Prepared) -> Loaded {
+    async fn load_one(
+        self: &Arc<Self>,
+        wanted: &LoadRequest,
+        mut begun: BegunLoad,
+        prepared: &Prepared,
+    ) -> Loaded {
         let name = wanted.name.as_str();
         let lock = self.locks.of(name);
         let is_unloaded = begun.unload_check();
@@ -356,22 +405,26 @@ impl Loader {
             }
             // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
-            let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
-                true => (true, OnLoadFailure::Withdraw),
-                false => (wanted.reload, wanted.failing),
-            };
+            let (reload, failing) =
+                match running.values().any(|serving| self.models.has_other_members(serving)) {
+                    true => (true, OnLoadFailure::Withdraw),
+                    false => (wanted.reload, wanted.failing),
+                };
             drop(running);
             let applied = self.apply(prepared, reload, failing).await;
             self.models.change(|table| {
                 table.states.load_ended(name, applied.is_ok());
-                // An unload that has come removes what this would insert, or has removed it already.
+                // An unload that has come removes what this would insert, or has removed it
+                // already.
                 if applied.is_ok() && !is_unloaded() {
                     self.record_loaded(table, wanted, prepared);
                 }
             });
             applied.map_err(|failed| {
-                let reasons: String =
-                    failed.iter().map(|(version, why)| format!("{}{why};\n", unavailable_version(*version))).collect();
+                let reasons: String = failed
+                    .iter()
+                    .map(|(version, why)| format!("{}{why};\n", unavailable_version(*version)))
+                    .collect();
                 load_failed(name, &reasons).with_cause(Cause::FailedVersions(Arc::new(failed)))
             })
         };
@@ -405,15 +458,19 @@ impl Loader {
         }
     }
 
-    /// Returns the models that an unload of this name unloads, with `dependents` also the members that only they need.
+    /// Returns the models that an unload of this name unloads, with `dependents` also the members
+    /// that only they need.
     fn unloaded_with(&self, name: &str, dependents: bool) -> Vec<String> {
         let table = self.models.snapshot();
         let named = self.to_unload(name);
         let mut unloaded = named.clone();
         if dependents {
             let kept = |member: &str| table.named.contains(member);
-            let loaded = |ensemble: &str| table.wanted.contains(ensemble) && !named.iter().any(|name| name == ensemble);
-            let released = named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
+            let loaded = |ensemble: &str| {
+                table.wanted.contains(ensemble) && !named.iter().any(|name| name == ensemble)
+            };
+            let released =
+                named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
             unloaded.extend(released.map(str::to_owned));
         }
         unloaded
@@ -423,7 +480,8 @@ impl Loader {
     pub(super) async fn unload_all_of(self: &Arc<Self>, unloaded: Vec<String>) {
         for name in &unloaded {
             let lock = self.locks.of(name);
-            // Before what the loads have recorded is removed, so that none of them records it afterwards.
+            // Before what the loads have recorded is removed, so that none of them records it
+            // afterwards.
             lock.unload();
             self.models.change(|table| {
                 table.wanted.remove(name);
@@ -433,7 +491,8 @@ impl Loader {
                 table.owners.remove(name);
             });
             let _held = lock.held().await;
-            let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
+            let is_removed =
+                self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
             self.models.change(|table| {
                 table.states.mark_unloaded(name);
                 if is_removed {
@@ -445,7 +504,9 @@ impl Loader {
         }
         self.reload_dependents(&unloaded.iter().cloned().collect()).await;
         self.models.change(|table| {
-            unloaded.iter().for_each(|model| leave_ensembles(table, model, |name| self.locks.is_held(name)));
+            unloaded
+                .iter()
+                .for_each(|model| leave_ensembles(table, model, |name| self.locks.is_held(name)));
             let wanted = table.wanted.clone();
             table.dependencies.retain(|ensemble| wanted.contains(ensemble));
         });
@@ -456,8 +517,13 @@ impl Loader {
         self.withdraw_if(model, |_| true);
     }
 
-    /// Removes the model from the table if the condition holds at that moment. Returns whether it did.
-    pub(super) fn withdraw_if(self: &Arc<Self>, model: &str, condition: impl FnOnce(&Snapshot) -> bool) -> bool {
+    /// Removes the model from the table if the condition holds at that moment. Returns whether it
+    /// did.
+    pub(super) fn withdraw_if(
+        self: &Arc<Self>,
+        model: &str,
+        condition: impl FnOnce(&Snapshot) -> bool,
+    ) -> bool {
         let mut gone = Vec::new();
         let mut holds = false;
         self.models.change(|table| {
@@ -481,7 +547,8 @@ impl Loader {
         holds
     }
 
-    /// Reloads the wanted ensembles that depend on changed models, or withdraws ensembles that can no longer be loaded.
+    /// Reloads the wanted ensembles that depend on changed models, or withdraws ensembles that can
+    /// no longer be loaded.
     async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
         for name in self.dependents_of(changed) {
             if self.stores.namespaces() && !self.members_changed(&name, changed).await {
@@ -491,8 +558,8 @@ impl Loader {
         }
     }
 
-    /// Reloads or withdraws one ensemble. Returns whether to do it again: a client has loaded the ensemble with other overrides meanwhile,
-    /// but with the members of before.
+    /// Reloads or withdraws one ensemble. Returns whether to do it again: a client has loaded the
+    /// ensemble with other overrides meanwhile, but with the members of before.
     async fn reload_dependent(self: &Arc<Self>, name: &str) -> bool {
         let Some(overrides) = self.overrides_with_members(name) else {
             if self.models.snapshot().serving.contains_key(name) {
@@ -514,7 +581,8 @@ impl Loader {
         let loader = self.clone();
         let model = name.to_owned();
         let reading = blocking::run(move || loader.prepare(&model, overrides.as_deref()));
-        let prepared = reading.await.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
+        let prepared =
+            reading.await.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
         match self.checked_dependencies(name, prepared).await {
             Ok(prepared) => drop(self.load_one(&wanted, begun, &prepared).await),
             // At the exit, ensembles stay until their requests have ended.
@@ -533,14 +601,17 @@ impl Loader {
             && serving.any(|serving| self.models.has_other_members(serving))
     }
 
-    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its
-    /// reloaded members.
+    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an
+    /// ensemble of ensembles finds its reloaded members.
     fn dependents_of(&self, changed: &BTreeSet<String>) -> Vec<String> {
         let table = self.models.snapshot();
         let mut all: Vec<String> = Vec::new();
         for name in changed {
             for dependent in table.touched_by(name) {
-                if table.wanted.contains(&dependent) && !changed.contains(&dependent) && !all.contains(&dependent) {
+                if table.wanted.contains(&dependent)
+                    && !changed.contains(&dependent)
+                    && !all.contains(&dependent)
+                {
                     all.push(dependent);
                 }
             }
@@ -549,10 +620,12 @@ impl Loader {
         all
     }
 
-    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None` otherwise.
+    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None`
+    /// otherwise.
     fn overrides_with_members(&self, name: &str) -> Option<Option<Arc<Overrides>>> {
         let table = self.models.snapshot();
-        let all_serve = table.dependencies.members(name).all(|member| table.serving.contains_key(member));
+        let all_serve =
+            table.dependencies.members(name).all(|member| table.serving.contains_key(member));
         all_serve.then(|| table.overrides.get(name).cloned())
     }
 
@@ -561,7 +634,8 @@ impl Loader {
         check_model_name(self.stores.without_namespace(name)).map_err(InferError::invalid)
     }
 
-    /// Returns the full names of the models with these names; an unknown name is returned unchanged.
+    /// Returns the full names of the models with these names; an unknown name is returned
+    /// unchanged.
     ///
     /// # Errors
     /// A repository cannot be listed.
@@ -607,11 +681,15 @@ impl Loader {
         } else {
             Vec::new()
         };
-        if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
+        if known.is_empty() {
+            vec![name.to_owned()]
+        } else {
+            known.into_iter().map(str::to_owned).collect()
+        }
     }
 
-    /// Unloads models with the same bare names as the loaded ones that were loaded only as members and are no longer in a
-    /// repository: their ensembles now use the loaded models.
+    /// Unloads models with the same bare names as the loaded ones that were loaded only as members
+    /// and are no longer in a repository: their ensembles now use the loaded models.
     async fn unload_obsolete(self: &Arc<Self>, loaded: Vec<String>) {
         if !self.stores.namespaces() {
             return;
@@ -636,8 +714,8 @@ impl Loader {
         }
     }
 
-    /// Resolves the members of an ensemble again, because other repositories may contain them now. Returns whether any member
-    /// differs or depends on a changed model.
+    /// Resolves the members of an ensemble again, because other repositories may contain them now.
+    /// Returns whether any member differs or depends on a changed model.
     async fn members_changed(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
         let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
         let loader = self.clone();
@@ -648,7 +726,9 @@ impl Loader {
         let table = self.models.snapshot();
         let before: BTreeSet<&str> = table.dependencies.members(ensemble).collect();
         if members == before {
-            return before.iter().any(|member| changed.contains(*member) || table.dependencies.depth(member) > 0);
+            return before
+                .iter()
+                .any(|member| changed.contains(*member) || table.dependencies.depth(member) > 0);
         }
         self.models.change(|table| table.dependencies.insert(ensemble, members));
         true
@@ -657,11 +737,13 @@ impl Loader {
 
 /// Triton's error for an unreadable model, with the reason, which Triton only logs.
 fn not_polled(model: &str, reason: &str) -> InferError {
-    InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+    InferError::internal(format!(
+        "failed to load '{model}', failed to poll from model repository: {reason}"
+    ))
 }
 
-/// Returns whether a client has loaded a model with other overrides since this load was prepared. They apply as long as the model is
-/// loaded.
+/// Returns whether a client has loaded a model with other overrides since this load was prepared.
+/// They apply as long as the model is loaded.
 fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
     let loaded = table.overrides.get(&wanted.name).map(Arc::as_ptr);
     table.serving.contains_key(&wanted.name) && loaded != wanted.overrides.as_ref().map(Arc::as_ptr)
@@ -671,7 +753,8 @@ fn load_failed(model: &str, reasons: &str) -> InferError {
     InferError::invalid(format!("load failed for model '{model}': {reasons}"))
 }
 
-/// Returns the beginning of Triton's text for a version that could not be loaded; its reason follows.
+/// Returns the beginning of Triton's text for a version that could not be loaded; its reason
+/// follows.
 pub(super) fn unavailable_version(version: u64) -> String {
     format!("version {version} is at UNAVAILABLE state: ")
 }

@@ -45,11 +45,13 @@ impl Loader {
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
         if given.response_cache {
             let nested = self.with_nested(&members);
-            let nested_configs: Vec<&ModelConfig> = nested.iter().map(|member| &*member.config).collect();
+            let nested_configs: Vec<&ModelConfig> =
+                nested.iter().map(|member| &*member.config).collect();
             ensemble::check_cache(given, &nested_configs)?;
         }
         let stages = Stages::new(&given.name, &plan, &decoupled)?;
-        let config = given.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
+        let config =
+            given.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
         let labels = inherited(&config, &plan, &members, labels(&config, directory)?);
         let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
         let loaded_files = self.loaded_files(prepared, version).await;
@@ -58,7 +60,11 @@ impl Loader {
         if cache.is_some() {
             self.cache().model_cached(&series);
         }
-        record::ensemble_loaded(self.cache(), &series, plan.steps().iter().map(|step| step.model.as_str()));
+        record::ensemble_loaded(
+            self.cache(),
+            &series,
+            plan.steps().iter().map(|step| step.model.as_str()),
+        );
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
         log_warnings(&model, &config);
@@ -81,15 +87,17 @@ impl Loader {
         })
     }
 
-    /// Returns the serving members in the order of the steps, or the first step whose model does not serve.
+    /// Returns the serving members in the order of the steps, or the first step whose model does
+    /// not serve.
     fn members<'a>(&self, plan: &'a Plan) -> Result<Vec<Arc<Serving>>, &'a Step> {
         plan.steps().iter().map(|step| self.models.member(step).map_err(|_| step)).collect()
     }
 
-    /// Returns why the model of a step cannot be used. The table forgets some models that could not be prepared; their files are
-    /// read again for the reason.
+    /// Returns why the model of a step cannot be used. The table forgets some models that could not
+    /// be prepared; their files are read again for the reason.
     async fn unavailable(self: &Arc<Self>, ensemble: &str, step: &Step) -> String {
-        let (text, known) = unavailable(&self.models.snapshot(), ensemble, &step.model, step.version);
+        let (text, known) =
+            unavailable(&self.models.snapshot(), ensemble, &step.model, step.version);
         if known {
             return text;
         }
@@ -133,8 +141,9 @@ impl Loader {
         Err(not_available(ensemble, &missing.await.map_err(|error| error.to_string())?))
     }
 
-    /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
-    /// files of all members. `None` if files have changed that their member has not loaded yet.
+    /// Returns the response cache of an ensemble, if the server has one and the configuration
+    /// enables it. Its keys depend on the files of all members. `None` if files have changed that
+    /// their member has not loaded yet.
     async fn ensemble_cache(
         &self,
         model: &ModelVersion,
@@ -150,7 +159,9 @@ impl Loader {
         }
         let cache = read_cache(shared, all).await?;
         // The files were read now, and the members have read theirs earlier.
-        let Some(changed) = blocking::run(move || changed(&nested)).await.ok()? else { return Some(cache) };
+        let Some(changed) = blocking::run(move || changed(&nested)).await.ok()? else {
+            return Some(cache);
+        };
         tracing::warn!(
             %model,
             "response cache disabled for the model: files of its member '{changed}' have changed since their load; load the \
@@ -177,7 +188,8 @@ impl Loader {
 /// Returns the first member whose files have changed since it loaded them.
 fn changed(members: &[Arc<Serving>]) -> Option<ModelVersion> {
     let mut loaded = members.iter().filter(|member| member.ensemble().is_none());
-    let changed = loaded.find(|member| member.loaded_files.as_ref().is_none_or(|files| files.have_changed()));
+    let changed =
+        loaded.find(|member| member.loaded_files.as_ref().is_none_or(|files| files.have_changed()));
     changed.map(|member| member.model.clone())
 }
 
@@ -185,10 +197,14 @@ fn changed(members: &[Arc<Serving>]) -> Option<ModelVersion> {
 fn not_available(ensemble: &str, missing: &[(Option<String>, String)]) -> String {
     let members: Vec<&str> = missing.iter().map(|(_, member)| member.as_str()).collect();
     let names = members.join(", ");
-    let text = format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}");
+    let text =
+        format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}");
     let reasons: Vec<String> = match missing {
         [(reason, _)] => reason.iter().cloned().collect(),
-        _ => missing.iter().filter_map(|(why, member)| Some(format!("{member}: {}", why.as_ref()?))).collect(),
+        _ => missing
+            .iter()
+            .filter_map(|(why, member)| Some(format!("{member}: {}", why.as_ref()?)))
+            .collect(),
     };
     if reasons.is_empty() { text } else { format!("{text}: {}", reasons.join("; ")) }
 }
@@ -198,18 +214,28 @@ fn circular(dependencies: &Dependencies, ensemble: &str) -> Option<String> {
     let cycle = dependencies.cycle(ensemble)?;
     let [.., last, first] = cycle.as_slice() else { return None };
     let whole = if cycle.len() > 3 { format!(": {}", cycle.join(" -> ")) } else { String::new() };
-    Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
+    Some(format!(
+        "circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"
+    ))
 }
 
-/// Returns that a member cannot be used, and whether the text contains the reason. Triton has different texts for ensembles and for
-/// loaded models; other reasons follow its text.
-fn unavailable(table: &Snapshot, ensemble: &str, member: &str, version: Option<u64>) -> (String, bool) {
+/// Returns that a member cannot be used, and whether the text contains the reason. Triton has
+/// different texts for ensembles and for loaded models; other reasons follow its text.
+fn unavailable(
+    table: &Snapshot,
+    ensemble: &str,
+    member: &str,
+    version: Option<u64>,
+) -> (String, bool) {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
     let status = match table.states.model(member) {
         None => return (not_available(ensemble, &[(None, member.to_owned())]), false),
         Some(status) => match &status.failure {
             ambiguous @ (StateReason::Duplicate | StateReason::Ambiguous(_)) => {
-                return (not_available(ensemble, &[(Some(ambiguous.to_string()), member.to_owned())]), true);
+                return (
+                    not_available(ensemble, &[(Some(ambiguous.to_string()), member.to_owned())]),
+                    true,
+                );
             }
             _ => status,
         },
@@ -222,7 +248,10 @@ fn unavailable(table: &Snapshot, ensemble: &str, member: &str, version: Option<u
         _ => &status.failure,
     };
     if failure.is_some() {
-        return (format!("{depends} which is not valid. Model '{member}' failed with error: {failure}"), true);
+        return (
+            format!("{depends} which is not valid. Model '{member}' failed with error: {failure}"),
+            true,
+        );
     }
     let what = match version {
         Some(version) => format!("whose required version {version} is not loaded"),
@@ -230,7 +259,8 @@ fn unavailable(table: &Snapshot, ensemble: &str, member: &str, version: Option<u
     };
     match of_version {
         Some((version, VersionStatus { reason, .. })) if reason.is_some() => {
-            let error = format!("loading failed with error: {}{reason}", unavailable_version(version));
+            let error =
+                format!("loading failed with error: {}{reason}", unavailable_version(version));
             (format!("{depends} {what}. Model '{member}' {error}"), true)
         }
         Some((version, VersionStatus { state, .. })) => {
@@ -244,7 +274,8 @@ fn unavailable(table: &Snapshot, ensemble: &str, member: &str, version: Option<u
     }
 }
 
-/// Returns the class labels by output: the ensemble's own, or the labels of the member that produces the output.
+/// Returns the class labels by output: the ensemble's own, or the labels of the member that
+/// produces the output.
 fn inherited(
     config: &ModelConfig,
     plan: &Plan,

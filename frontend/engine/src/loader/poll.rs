@@ -1,10 +1,11 @@
 //! Polls the repositories. Loads new and changed models, and unloads removed ones.
 //!
-//! A change takes effect after two consecutive polls with the same result, so that a directory is not loaded while it is being
-//! written (unless its writer pauses). The second poll follows after [`SETTLING`].
+//! A change takes effect after two consecutive polls with the same result, so that a directory is
+//! not loaded while it is being written (unless its writer pauses). The second poll follows after
+//! [`SETTLING`].
 //!
-//! A load that has failed is repeated, with growing pauses ([`PAUSES`]): what it lacked, such as a permission or memory, may be there
-//! later without a change of the files.
+//! A load that has failed is repeated, with growing pauses ([`PAUSES`]): what it lacked, such as a
+//! permission or memory, may be there later without a change of the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -55,7 +56,12 @@ struct PollChanges {
 
 impl Poll {
     pub(super) fn new(polled: Fingerprints) -> Self {
-        Self { acted: polled.clone(), seen: polled, failed: BTreeMap::new(), loading: BTreeSet::new() }
+        Self {
+            acted: polled.clone(),
+            seen: polled,
+            failed: BTreeMap::new(),
+            loading: BTreeSet::new(),
+        }
     }
 
     /// Records the results of loads, also of members of ensembles.
@@ -64,7 +70,8 @@ impl Poll {
             self.loading.remove(name);
             match result {
                 Err(error) if self.acted.contains_key(name) => {
-                    let attempts = self.failed.entry(name.clone()).or_insert_with(|| Attempts::new(PAUSES));
+                    let attempts =
+                        self.failed.entry(name.clone()).or_insert_with(|| Attempts::new(PAUSES));
                     attempts.failed(now, &error.message);
                 }
                 _ => drop(self.failed.remove(name)),
@@ -98,7 +105,9 @@ impl Poll {
         }
         self.loading.extend(due.load.iter().cloned());
         let over = self.failed.iter().filter(|(name, attempts)| {
-            attempts.pause(now).is_none() && !self.loading.contains(*name) && polled.get(*name) == self.acted.get(*name)
+            attempts.pause(now).is_none()
+                && !self.loading.contains(*name)
+                && polled.get(*name) == self.acted.get(*name)
         });
         due.repeat = over.map(|(name, _)| name.clone()).collect();
         self.loading.extend(due.repeat.iter().cloned());
@@ -140,7 +149,9 @@ impl Loader {
                         }
                         loader.act(due, &sender);
                     }
-                    Err(error) => tracing::error!("cannot poll the repositories; models stay unchanged: {error}"),
+                    Err(error) => tracing::error!(
+                        "cannot poll the repositories; models stay unchanged: {error}"
+                    ),
                 }
             }
         });
@@ -149,31 +160,46 @@ impl Loader {
     /// Calls [`Loader::poll`] on a thread for blocking work.
     pub(super) async fn poll_blocking(self: &Arc<Self>) -> io::Result<Fingerprints> {
         let loader = self.clone();
-        blocking::run(move || loader.poll()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        blocking::run(move || loader.poll())
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Calls [`Sources::list`](super::Sources::list) on a thread for blocking work.
     pub(super) async fn list_blocking(&self) -> io::Result<BTreeMap<String, usize>> {
         let stores = self.stores.clone();
-        blocking::run(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        blocking::run(move || stores.list())
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Starts tasks, so that a slow load does not delay the next poll. They send the results of loads.
+    /// Starts tasks, so that a slow load does not delay the next poll. They send the results of
+    /// loads.
     fn act(self: &Arc<Self>, due: PollChanges, results: &mpsc::UnboundedSender<Results>) {
         if !due.unload.is_empty() {
-            tracing::info!(models = due.unload.join(", "), "models were removed from the repository");
+            tracing::info!(
+                models = due.unload.join(", "),
+                "models were removed from the repository"
+            );
             let loader = self.clone();
             tokio::spawn(async move { loader.unload_all_of(due.unload).await });
         }
         if !due.load.is_empty() {
-            tracing::info!(models = due.load.join(", "), "models are new or changed in the repository");
+            tracing::info!(
+                models = due.load.join(", "),
+                "models are new or changed in the repository"
+            );
         }
         if !due.repeat.is_empty() {
-            tracing::info!(models = due.repeat.join(", "), "models that could not be loaded are tried again");
+            tracing::info!(
+                models = due.repeat.join(", "),
+                "models that could not be loaded are tried again"
+            );
         }
         let all = due.load.iter().chain(&due.repeat);
-        let wanted: Vec<LoadRequest> =
-            all.map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) }).collect();
+        let wanted: Vec<LoadRequest> = all
+            .map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) })
+            .collect();
         if !wanted.is_empty() {
             let loader = self.clone();
             let results = results.clone();
@@ -209,9 +235,17 @@ mod tests {
         assert_eq!(next(&[("a", 1), ("b", 1)]), PollChanges::default());
         // One model is changed, one is removed, one is new and still being written.
         assert_eq!(next(&[("a", 2), ("c", 1)]), unsettled());
-        let due = PollChanges { load: names(&["a"]), unload: names(&["b"]), unsettled: true, ..PollChanges::default() };
+        let due = PollChanges {
+            load: names(&["a"]),
+            unload: names(&["b"]),
+            unsettled: true,
+            ..PollChanges::default()
+        };
         assert_eq!(next(&[("a", 2), ("c", 2)]), due);
-        assert_eq!(next(&[("a", 2), ("c", 2)]), PollChanges { load: names(&["c"]), ..PollChanges::default() });
+        assert_eq!(
+            next(&[("a", 2), ("c", 2)]),
+            PollChanges { load: names(&["c"]), ..PollChanges::default() }
+        );
         assert_eq!(next(&[("a", 2), ("c", 2)]), PollChanges::default());
         // A model whose previous state was restored has not changed.
         assert_eq!(next(&[("a", 3), ("c", 2)]), unsettled());
@@ -222,7 +256,8 @@ mod tests {
     fn a_failed_load_is_repeated_after_a_pause_until_it_succeeds() {
         let files = || polled(&[("a", 1), ("b", 1)]);
         let mut poll = Poll::new(files());
-        let failed = || Results::from([("a".to_owned(), Err(InferError::internal("no permission")))]);
+        let failed =
+            || Results::from([("a".to_owned(), Err(InferError::internal("no permission")))]);
         let repeat = || PollChanges { repeat: names(&["a"]), ..PollChanges::default() };
         poll.record(at(100), &failed());
         assert_eq!(poll.next(at(109), files()), PollChanges::default());
@@ -238,15 +273,23 @@ mod tests {
 
     #[test]
     fn a_change_of_the_files_is_not_a_repetition() {
-        let failed = || Results::from([("a".to_owned(), Err(InferError::internal("no permission")))]);
+        let failed =
+            || Results::from([("a".to_owned(), Err(InferError::internal("no permission")))]);
         let mut poll = Poll::new(polled(&[("a", 1)]));
         poll.record(at(100), &failed());
-        assert!(poll.next(at(110), polled(&[("a", 2)])).unsettled, "a model is repeated while it is written");
+        assert!(
+            poll.next(at(110), polled(&[("a", 2)])).unsettled,
+            "a model is repeated while it is written"
+        );
         assert_eq!(
             poll.next(at(111), polled(&[("a", 2)])),
             PollChanges { load: names(&["a"]), ..PollChanges::default() }
         );
-        assert_eq!(poll.next(at(200), polled(&[("a", 2)])), PollChanges::default(), "the load is still running");
+        assert_eq!(
+            poll.next(at(200), polled(&[("a", 2)])),
+            PollChanges::default(),
+            "the load is still running"
+        );
         poll.record(at(200), &failed());
         // A removed model is forgotten, also if the result of its load comes later.
         let _ = poll.next(at(201), polled(&[]));

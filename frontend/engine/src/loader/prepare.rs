@@ -1,5 +1,6 @@
-//! Reads a model's files into a form that can be loaded: its configuration, the versions to run, and their fingerprints. Checks a
-//! configuration that a client has sent by the model's own: whether it brings code, how much it asks for, and which files it names.
+//! Reads a model's files into a form that can be loaded: its configuration, the versions to run,
+//! and their fingerprints. Checks a configuration that a client has sent by the model's own:
+//! whether it brings code, how much it asks for, and which files it names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,8 +13,8 @@ use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::{
-    Checksum, CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance, SANDBOX,
-    VersionPolicy, may_auto_complete, onnx,
+    Checksum, CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance,
+    SANDBOX, VersionPolicy, may_auto_complete, onnx,
 };
 use pharos::repository::{self, LoadScope, Stamp, StateReason, VersionFingerprint};
 
@@ -44,7 +45,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Returns the number of instances of all versions; an estimate if the model's code completes the configuration.
+    /// Returns the number of instances of all versions; an estimate if the model's code completes
+    /// the configuration.
     pub(super) fn instances(&self) -> usize {
         let of_version = match &self.configuration {
             _ if self.plan.is_some() => 0,
@@ -92,12 +94,14 @@ impl CodeCompletion {
         self.complete(self.draft.clone())
     }
 
-    /// Returns whether the code of the version in this directory may complete the configuration. Blocks.
+    /// Returns whether the code of the version in this directory may complete the configuration.
+    /// Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
         if self.draft.backend() != "python" {
             return true;
         }
-        scan::read_text(&version.join(self.draft.model_file())).map_or(true, |code| may_auto_complete(&code))
+        scan::read_text(&version.join(self.draft.model_file()))
+            .map_or(true, |code| may_auto_complete(&code))
     }
 
     fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
@@ -129,7 +133,8 @@ impl Configuration {
         }
     }
 
-    /// Returns what the choice of a program needs to know of a model in `directory` and of its version in the directory `version`.
+    /// Returns what the choice of a program needs to know of a model in `directory` and of its
+    /// version in the directory `version`.
     pub(super) fn launched<'a>(
         &'a self,
         name: &'a str,
@@ -193,7 +198,8 @@ pub(super) enum PrepareError {
     NoVersion(String),
     /// A client's configuration brings code that the client may not bring.
     Restricted(InferError),
-    /// A client's configuration asks for more than a request may, or names files that it may not read.
+    /// A client's configuration asks for more than a request may, or names files that it may not
+    /// read.
     Excessive(String),
     /// A member of the ensemble does not exist, or is the ensemble itself.
     Members(String),
@@ -230,7 +236,8 @@ impl From<LocalError> for PrepareError {
     }
 }
 
-/// The maximum number of characters of an error about a client's configuration, which may repeat the client's input.
+/// The maximum number of characters of an error about a client's configuration, which may repeat
+/// the client's input.
 const LONGEST_ERROR: usize = 2000;
 
 impl Loader {
@@ -238,15 +245,27 @@ impl Loader {
     ///
     /// # Errors
     /// The model cannot be loaded.
-    pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, PrepareError> {
+    pub(super) fn prepare(
+        &self,
+        model: &str,
+        overrides: Option<&Overrides>,
+    ) -> Result<Prepared, PrepareError> {
         prepare(&self.settings, &self.stores, model, overrides)
     }
 
     /// Returns the files of a version as they are now, if the server has a response cache.
-    pub(super) async fn loaded_files(&self, prepared: &Prepared, version: &Version) -> Option<Arc<LoadedFiles>> {
+    pub(super) async fn loaded_files(
+        &self,
+        prepared: &Prepared,
+        version: &Version,
+    ) -> Option<Arc<LoadedFiles>> {
         self.models.shared.response_cache.as_ref()?;
         let model = prepared.model_files.path().to_owned();
-        let files = VersionFiles { model, version: version.directory.clone(), outside: version.outside.clone() };
+        let files = VersionFiles {
+            model,
+            version: version.directory.clone(),
+            outside: version.outside.clone(),
+        };
         blocking::run(move || LoadedFiles::new(files)).await.ok()?.ok().map(Arc::new)
     }
 }
@@ -277,7 +296,9 @@ fn prepare(
     verify_checksums(model_files.path(), &sums).map_err(unreadable)?;
     let configuration = configuration(settings, bare, &contents, draft).map_err(unreadable)?;
     let mut plan = match &configuration {
-        Configuration::Known(config) => EnsemblePlan::new(config).transpose().map_err(unreadable)?,
+        Configuration::Known(config) => {
+            EnsemblePlan::new(config).transpose().map_err(unreadable)?
+        }
         Configuration::CompletedByCode(_) => None,
     };
     if let Some(plan) = &mut plan {
@@ -289,23 +310,36 @@ fn prepare(
     if wanted.is_empty() {
         let there = match plan {
             _ if !present.is_empty() => unselected(&policy, &present),
-            Some(_) => format!("no version directories; create '{bare}/1', which stays empty for an ensemble"),
+            Some(_) => format!(
+                "no version directories; create '{bare}/1', which stays empty for an ensemble"
+            ),
             None => format!("no version directories; create '{bare}/1' with the model's files"),
         };
         let place = model_files.path().display();
         return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
     }
-    let selected = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
-    // The fingerprint includes the members, because other members of the same name make another ensemble.
+    let selected =
+        contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
+    // The fingerprint includes the members, because other members of the same name make another
+    // ensemble.
     let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
     let files = Files { settings, model, directory: model_files.path(), members, provenance };
-    let versions = versions_made(&configuration, &files, selected).map_err(|error| unreadable(error.to_string()))?;
+    let versions = versions_made(&configuration, &files, selected)
+        .map_err(|error| unreadable(error.to_string()))?;
     let missing = missing(&policy, &present);
-    Ok(Prepared { name: model.to_owned(), configuration, provenance, plan, versions, missing, model_files })
+    Ok(Prepared {
+        name: model.to_owned(),
+        configuration,
+        provenance,
+        plan,
+        versions,
+        missing,
+        model_files,
+    })
 }
 
-/// Returns the sources of a model and of its code: the place that decides what counts as code by request. `model` is its name without a
-/// namespace.
+/// Returns the sources of a model and of its code: the place that decides what counts as code by
+/// request. `model` is its name without a namespace.
 fn provenance(
     settings: &Settings,
     model: &str,
@@ -314,10 +348,17 @@ fn provenance(
     draft: &Draft,
     contents: &Contents,
 ) -> Provenance {
-    let completion = Completion { directory: model, files: &contents.files, ..Completion::default() };
-    let of_repository =
-        || contents.config.as_deref().and_then(|text| Draft::from_text(text, "").ok()).unwrap_or_else(Draft::empty);
-    let brings_code = overrides.is_some() && !draft.code_beyond(&of_repository(), &completion).is_empty();
+    let completion =
+        Completion { directory: model, files: &contents.files, ..Completion::default() };
+    let of_repository = || {
+        contents
+            .config
+            .as_deref()
+            .and_then(|text| Draft::from_text(text, "").ok())
+            .unwrap_or_else(Draft::empty)
+    };
+    let brings_code =
+        overrides.is_some() && !draft.code_beyond(&of_repository(), &completion).is_empty();
     let origin = if files.origin() == CodeOrigin::Request || brings_code {
         CodeOrigin::Request
     } else {
@@ -340,16 +381,23 @@ fn unselected(policy: &VersionPolicy, present: &[u64]) -> String {
 }
 
 /// Returns the complete configuration, or a draft if the model's code is to complete it.
-fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
+fn configuration(
+    settings: &Settings,
+    model: &str,
+    contents: &Contents,
+    draft: Draft,
+) -> Result<Configuration, String> {
     let signature = match draft.onnx_file(&contents.files) {
         Some(name) => signature(contents, name)?,
         None => None,
     };
-    let mut names: Vec<&str> = launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
+    let mut names: Vec<&str> =
+        launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
     let own = draft.backend().to_owned();
     let mut is_python = false;
     if !own.is_empty() && !names.contains(&own.as_str()) {
-        let places = contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
+        let places =
+            contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
         let found = backends::find(&settings.program, model, &own, &places.collect::<Vec<_>>())?;
         is_python = matches!(found, backends::Found::Python(_));
         names.push(&own);
@@ -384,16 +432,25 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
 }
 
 /// Returns the configuration as written by the client or in the model's files.
-fn draft(settings: &Settings, contents: &Contents, overrides: Option<&Overrides>) -> Result<Draft, String> {
+fn draft(
+    settings: &Settings,
+    contents: &Contents,
+    overrides: Option<&Overrides>,
+) -> Result<Draft, String> {
     if let Some(overrides) = overrides {
         let refused = |error: String| {
-            format!("Invalid config override: {}", error.chars().take(LONGEST_ERROR).collect::<String>())
+            format!(
+                "Invalid config override: {}",
+                error.chars().take(LONGEST_ERROR).collect::<String>()
+            )
         };
         return Draft::from_json(&overrides.config).map_err(|error| refused(error.to_string()));
     }
     let path = &contents.config_path;
     match &contents.config {
-        Some(text) => Draft::from_text(text, &path.to_string_lossy()).map_err(|error| error.to_string()),
+        Some(text) => {
+            Draft::from_text(text, &path.to_string_lossy()).map_err(|error| error.to_string())
+        }
         None if settings.auto_complete => Ok(Draft::empty()),
         None => Err(format!("'{}' does not exist, and auto-complete is off", path.display())),
     }
@@ -420,7 +477,8 @@ fn versions_made(
     let parts = configuration.encode_parts();
     let mut made = BTreeMap::new();
     for (number, directory) in versions {
-        let launched = configuration.launched(files.model, files.directory, &directory, files.provenance);
+        let launched =
+            configuration.launched(files.model, files.directory, &directory, files.provenance);
         let outside = launch::outside(&files.settings.program, &launched);
         let own = VersionFiles { model: files.directory.to_owned(), version: directory, outside };
         let stamp = Stamp::of(&(files.members, own.stamp_with(shared)?));
@@ -433,15 +491,19 @@ fn versions_made(
 /// Returns the versions that a policy names and that do not exist.
 fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     match policy {
-        VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
+        VersionPolicy::Specific(named) => {
+            named.iter().filter(|version| !present.contains(version)).copied().collect()
+        }
         VersionPolicy::Latest(_) | VersionPolicy::All => Vec::new(),
     }
 }
 
-/// Returns the inputs and outputs of the newest version's file of this name, or of the file within, if it is a directory; `None`
-/// without such a file.
+/// Returns the inputs and outputs of the newest version's file of this name, or of the file within,
+/// if it is a directory; `None` without such a file.
 fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
-    let Some(mut path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
+    let Some(mut path) =
+        contents.versions.values().next_back().map(|directory| directory.join(file_name))
+    else {
         return Ok(None);
     };
     if path.is_dir() {
@@ -450,7 +512,8 @@ fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignatu
     if !path.is_file() {
         return Ok(None);
     }
-    let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+    let file =
+        map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
     onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
 }
 
@@ -458,13 +521,15 @@ fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignatu
 #[allow(unsafe_code)]
 fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: The mapping is read once, immediately, by a parser that checks everything it reads. A file truncated during that
-    // time ends the process, as it would any program that maps its model.
+    // SAFETY: The mapping is read once, immediately, by a parser that checks everything it reads. A
+    // file truncated during that time ends the process, as it would any program that maps its
+    // model.
     unsafe { Mmap::map(&file) }
 }
 
 /// How the operator permits loads that bring code.
-const REMEDY: &str = "Start the server with '--allow-model-upload=true' or '--management-token-file' to permit it.";
+const REMEDY: &str =
+    "Start the server with '--allow-model-upload=true' or '--management-token-file' to permit it.";
 
 /// Returns the error of a load that brings code without permission.
 pub(crate) fn brings_code(model: &str, what: &str) -> InferError {
@@ -472,11 +537,12 @@ pub(crate) fn brings_code(model: &str, what: &str) -> InferError {
     InferError::new(ErrorCode::Unsupported, Reason::Restricted, text)
 }
 
-/// Checks the configuration of a client. `contents` are the files of the model; `model` is its name without a namespace.
+/// Checks the configuration of a client. `contents` are the files of the model; `model` is its name
+/// without a namespace.
 ///
 /// # Errors
-/// The configuration brings code and the client may not, asks for more than a request may, or names label files that are neither the
-/// operator's nor sent with it.
+/// The configuration brings code and the client may not, asks for more than a request may, or names
+/// label files that are neither the operator's nor sent with it.
 fn check_client_configuration(
     settings: &Settings,
     model: &str,
@@ -491,41 +557,49 @@ fn check_client_configuration(
         _ => Draft::empty(),
     };
     if overrides.scope == LoadScope::Settings {
-        let completion = Completion { directory: model, files: &contents.files, ..Completion::default() };
+        let completion =
+            Completion { directory: model, files: &contents.files, ..Completion::default() };
         let brought = sent.code_beyond(&own, &completion);
         if !brought.is_empty() {
             let fields = brought.join(", ");
             let what = format!(
-                "the configuration in the request differs from the model's own in {fields}, which can bring code or files. \
-                 Without permission, a load may change all other settings"
+                "the configuration in the request differs from the model's own in {fields}, which \
+                 can bring code or files. Without permission, a load may change all other settings"
             );
             return Err(PrepareError::Restricted(brings_code(model, &what)));
         }
     }
     let present: Vec<u64> = contents.versions.keys().copied().collect();
     let selected = |policy: &VersionPolicy| repository::select(policy, &present).len();
-    settings
-        .load_limits
-        .check(sent, &own, selected, settings.devices.usable().len())
-        .map_err(|what| PrepareError::Excessive(format!("the configuration in the request is refused: {what}")))?;
+    settings.load_limits.check(sent, &own, selected, settings.devices.usable().len()).map_err(
+        |what| {
+            PrepareError::Excessive(format!("the configuration in the request is refused: {what}"))
+        },
+    )?;
     match overrides.files {
         Some(_) => Ok(()),
         None => check_labels(sent, &own),
     }
 }
 
-/// Checks that the model's own configuration names the label files too: any other file of the model, such as its code, would
-/// be sent to clients with classifications.
+/// Checks that the model's own configuration names the label files too: any other file of the
+/// model, such as its code, would be sent to clients with classifications.
 fn check_labels(sent: &Draft, own: &Draft) -> Result<(), PrepareError> {
     let known: Vec<&str> = own.label_files().map(|(_, file)| file).collect();
-    let Some((output, file)) = sent.label_files().find(|(_, file)| !known.contains(file)) else { return Ok(()) };
+    let Some((output, file)) = sent.label_files().find(|(_, file)| !known.contains(file)) else {
+        return Ok(());
+    };
     let named = match known.as_slice() {
         [] => "names none".to_owned(),
-        known => format!("names {}", known.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")),
+        known => format!(
+            "names {}",
+            known.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
+        ),
     };
     Err(PrepareError::Excessive(format!(
-        "the configuration in the request is refused: label file '{}' of output '{}' must be one that the model's configuration in \
-         the repository names, which {named}, or be sent with the load",
+        "the configuration in the request is refused: label file '{}' of output '{}' must be one \
+         that the model's configuration in the repository names, which {named}, or be sent with \
+         the load",
         file.escape_debug(),
         output.escape_debug()
     )))
@@ -534,8 +608,8 @@ fn check_labels(sent: &Draft, own: &Draft) -> Result<(), PrepareError> {
 /// The number of bytes of a file that are read at a time for its MD5 sum.
 const PIECE: usize = 1 << 20;
 
-/// Compares the MD5 sums of files in a model's directory with the sums in the configuration of the repository agent `checksum`.
-/// Blocks.
+/// Compares the MD5 sums of files in a model's directory with the sums in the configuration of the
+/// repository agent `checksum`. Blocks.
 ///
 /// # Errors
 /// A sum differs, or a file cannot be read.
@@ -543,11 +617,15 @@ fn verify_checksums(directory: &Path, checksums: &[Checksum]) -> Result<(), Stri
     for Checksum { file, md5 } in checksums {
         let path = directory.join(file);
         let found = md5_sum(&path).map_err(|error| {
-            format!("repository agent checksum: cannot compute the MD5 sum of '{}': {error}", path.display())
+            format!(
+                "repository agent checksum: cannot compute the MD5 sum of '{}': {error}",
+                path.display()
+            )
         })?;
         if found != *md5 {
             return Err(format!(
-                "repository agent checksum: Mismatched MD5 hash for file {file}, expect: {md5}, got: {found}"
+                "repository agent checksum: Mismatched MD5 hash for file {file}, expect: {md5}, \
+                 got: {found}"
             ));
         }
     }

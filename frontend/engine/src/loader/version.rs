@@ -1,5 +1,6 @@
-//! Loads a version of a model: reads and completes its configuration, chooses the program of its workers, reserves memory, and starts
-//! its instances. Must not depend on the origin of the request or on the version that served before.
+//! Loads a version of a model: reads and completes its configuration, chooses the program of its
+//! workers, reserves memory, and starts its instances. Must not depend on the origin of the request
+//! or on the version that served before.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,7 +40,8 @@ use pharos_os::{blocking, clock, threads};
 /// The time limit of reading a part of a file. A load that waits holds one of the places for loads.
 const READ_LIMIT: Duration = Duration::from_secs(30);
 
-/// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
+/// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`]
+/// keeps them.
 pub(super) struct Unserved {
     cache: Arc<Cache>,
     series: Arc<ModelSeries>,
@@ -59,7 +61,8 @@ impl Unserved {
         if let Some(series) = continued {
             return Self { cache, series: series.clone(), is_new: false };
         }
-        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let tags: Vec<(String, String)> =
+            config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
         if let Some((name, version)) = loader.settings.model_policy.metric_name(config) {
             series.set_alias(name, version);
@@ -86,8 +89,8 @@ impl Drop for Unserved {
     }
 }
 
-/// The memory of a version that is being loaded. If it is dropped before [`EndsIfDropped::keep`], the load was cancelled or has failed,
-/// and the memory is free when the processes have ended.
+/// The memory of a version that is being loaded. If it is dropped before [`EndsIfDropped::keep`],
+/// the load was cancelled or has failed, and the memory is free when the processes have ended.
 struct EndsIfDropped(Option<Arc<MemoryShare>>);
 
 impl EndsIfDropped {
@@ -111,12 +114,14 @@ struct Startup {
     /// The model, as the caller of others.
     caller: Arc<Caller>,
     files: Arc<ModelFiles>,
-    /// The files of the version before anything of them was read for this load, if the server has a response cache.
+    /// The files of the version before anything of them was read for this load, if the server has
+    /// a response cache.
     loaded_files: Option<Arc<LoadedFiles>>,
 }
 
 impl Loader {
-    /// Loads a version and retries a failed load as often as the settings allow. Counts into `continued` if given.
+    /// Loads a version and retries a failed load as often as the settings allow. Counts into
+    /// `continued` if given.
     ///
     /// # Errors
     /// The reason of the last failure.
@@ -131,7 +136,11 @@ impl Loader {
             match self.try_to_load(prepared, number, continued).await {
                 Err(reason) if left > 0 => {
                     left -= 1;
-                    tracing::warn!(model = prepared.name, version = number, "load failed, retrying: {reason}");
+                    tracing::warn!(
+                        model = prepared.name,
+                        version = number,
+                        "load failed, retrying: {reason}"
+                    );
                 }
                 loaded => return loaded,
             }
@@ -144,7 +153,10 @@ impl Loader {
         number: u64,
         continued: Option<&Arc<ModelSeries>>,
     ) -> Result<Serving, String> {
-        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
+        let version = prepared
+            .versions
+            .get(&number)
+            .ok_or_else(|| format!("version {number} does not exist"))?;
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble(prepared, version, plan, number).await,
             None => self.load_instances(prepared, version, number, continued).await,
@@ -192,7 +204,8 @@ impl Loader {
             files: prepared.model_files.clone(),
             loaded_files: loaded_files.clone(),
         };
-        let to_load = ToLoad { name: &prepared.name, version: number, directory, config: Some(&config) };
+        let to_load =
+            ToLoad { name: &prepared.name, version: number, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
 
         // 3. The instances.
@@ -208,7 +221,12 @@ impl Loader {
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
-            let measured = LoadedVersion { share, pids: instances.pids(), time, fingerprint: version.fingerprint };
+            let measured = LoadedVersion {
+                share,
+                pids: instances.pids(),
+                time,
+                fingerprint: version.fingerprint,
+            };
             if let Err(reason) = self.measure_loaded(&to_load, measured).await {
                 instances.stop().await;
                 return Err(reason);
@@ -234,9 +252,14 @@ impl Loader {
         })
     }
 
-    /// Returns the change that a version with the same files needs, by comparing its complete old and new configurations. This
-    /// lets a client return the served configuration with another number of instances. `None` if it must be reloaded.
-    pub(super) async fn change_when_complete(&self, serving: &Serving, prepared: &Prepared) -> Option<Change> {
+    /// Returns the change that a version with the same files needs, by comparing its complete old
+    /// and new configurations. This lets a client return the served configuration with another
+    /// number of instances. `None` if it must be reloaded.
+    pub(super) async fn change_when_complete(
+        &self,
+        serving: &Serving,
+        prepared: &Prepared,
+    ) -> Option<Change> {
         let number = serving.model.version;
         let version = prepared.versions.get(&number)?;
         serving.instances().filter(|_| version.fingerprint.files == serving.fingerprint.files)?;
@@ -247,7 +270,8 @@ impl Loader {
         }
         let before = VersionFingerprint::new(&serving.config, version.fingerprint.files);
         let after = VersionFingerprint::new(&config, version.fingerprint.files);
-        let mut changes = changes(&BTreeMap::from([(number, before)]), &BTreeMap::from([(number, after)]), false);
+        let mut changes =
+            changes(&BTreeMap::from([(number, before)]), &BTreeMap::from([(number, after)]), false);
         match changes.remove(&number)? {
             Change::Keep => Some(Change::Describe),
             Change::Replace => None,
@@ -255,8 +279,9 @@ impl Loader {
         }
     }
 
-    /// Changes a version in place for a configuration that differs only in instances, which are started and stopped. Returns the
-    /// changed version and the removed instances, or `None` if this is not possible because an ensemble has other members.
+    /// Changes a version in place for a configuration that differs only in instances, which are
+    /// started and stopped. Returns the changed version and the removed instances, or `None` if
+    /// this is not possible because an ensemble has other members.
     ///
     /// # Errors
     /// An instance cannot be started; nothing has changed then.
@@ -266,7 +291,10 @@ impl Loader {
         prepared: &Prepared,
     ) -> Result<Option<(Serving, Ending)>, String> {
         let number = serving.model.version;
-        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
+        let version = prepared
+            .versions
+            .get(&number)
+            .ok_or_else(|| format!("version {number} does not exist"))?;
         if self.models.has_other_members(serving) {
             return Ok(None);
         }
@@ -277,7 +305,8 @@ impl Loader {
         let config = Arc::new(self.configure(prepared, number, version, &launch).await?);
         let mut ending = Ending::default();
         if let Executor::Instances { driver, instances, .. } = &*serving.executor
-            && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
+            && (version.fingerprint.instances != serving.fingerprint.instances
+                || instances.any_given_up())
         {
             let placements = placements(&config, number)?;
             let threads = self.threads(&placements, &launch);
@@ -310,16 +339,23 @@ impl Loader {
         let complete = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
             // The version is an ensemble.
-            None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
+            None => config
+                .with_decoupled(serving.config.decoupled)
+                .map_err(|error| error.to_string())?,
         };
-        let changed = Serving { config: Arc::new(complete), fingerprint: version.fingerprint, ..serving.clone() };
+        let changed = Serving {
+            config: Arc::new(complete),
+            fingerprint: version.fingerprint,
+            ..serving.clone()
+        };
         Ok(Some((changed, ending)))
     }
 
     /// Returns the program for a version; may unpack an environment.
     ///
     /// # Errors
-    /// The program is missing or cannot be used, or the file system of its environment does not answer.
+    /// The program is missing or cannot be used, or the file system of its environment does not
+    /// answer.
     async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
         let reading = Arc::new(Reading::default());
         let mut choosing = {
@@ -329,7 +365,8 @@ impl Loader {
             let reading = reading.clone();
             blocking::run(move || {
                 let Prepared { name, configuration, model_files, provenance, .. } = &prepared;
-                let model = configuration.launched(name, model_files.path(), &directory, *provenance);
+                let model =
+                    configuration.launched(name, model_files.path(), &directory, *provenance);
                 launch::choose(&program, &model, &reading)
             })
         };
@@ -342,7 +379,8 @@ impl Loader {
                     let seconds = READ_LIMIT.as_secs();
                     let name = &prepared.name;
                     return Err(format!(
-                        "model '{name}': its environment cannot be read: no answer within {seconds} s"
+                        "model '{name}': its environment cannot be read: no answer within \
+                         {seconds} s"
                     ));
                 }
                 None => {}
@@ -394,7 +432,10 @@ impl Loader {
     /// Returns the time limits and restart policy of a model's workers.
     fn supervision(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
         let default = supervisor::Settings::default();
-        let backoff = Backoff::Exponential { first: Duration::from_millis(100), max: self.settings.max_backoff };
+        let backoff = Backoff::Exponential {
+            first: Duration::from_millis(100),
+            max: self.settings.max_backoff,
+        };
         let settings = supervisor::Settings {
             start_timeout: self.start_timeout(launch),
             execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
@@ -403,7 +444,8 @@ impl Loader {
         self.settings.model_policy.supervision(config, settings)
     }
 
-    /// Returns the time limit of a worker for loading its model, and of the model's code for completing the configuration.
+    /// Returns the time limit of a worker for loading its model, and of the model's code for
+    /// completing the configuration.
     fn start_timeout(&self, launch: &Launch) -> Duration {
         let python = self.settings.python_start_timeout.filter(|_| launch.interpreter.is_some());
         python.unwrap_or(self.settings.start_timeout)
@@ -421,7 +463,12 @@ impl Loader {
     }
 
     /// Returns the settings that all instances of a version share.
-    fn plan(self: &Arc<Self>, startup: Startup, threads: u32, memory: Option<Arc<MemoryShare>>) -> Plan {
+    fn plan(
+        self: &Arc<Self>,
+        startup: Startup,
+        threads: u32,
+        memory: Option<Arc<MemoryShare>>,
+    ) -> Plan {
         let Startup { directory, config, launch, warmups, caller, files, loaded_files } = startup;
         let policies = self.settings.policies.clone();
         for group in &config.instance_groups {
@@ -475,7 +522,11 @@ impl Loader {
         read_cache(shared, vec![Files::new(model, config, loaded?)]).await
     }
 
-    pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {
+    pub(super) fn responses_for(
+        &self,
+        model: &ModelVersion,
+        config: &ModelConfig,
+    ) -> Option<Arc<ResponseCache>> {
         if config.response_cache && self.models.shared.response_cache.is_none() {
             tracing::info!(%model, "the model enables the response cache, but --cache-config is not set");
         }
@@ -486,7 +537,11 @@ impl Loader {
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
         let memory = self.settings.devices.process_memory().await;
         let pids = instances.pids();
-        let used = self.settings.devices.numbers().filter_map(|number| Some((number, memory.of(number, &pids)?)));
+        let used = self
+            .settings
+            .devices
+            .numbers()
+            .filter_map(|number| Some((number, memory.of(number, &pids)?)));
         used.filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
@@ -502,31 +557,48 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
     let placements = placement::of(config, version);
     if placements.iter().all(|placement| placement.passive) {
         let name = &config.name;
-        return Err(format!("all instances of model '{name}' are passive: none would execute its requests"));
+        return Err(format!(
+            "all instances of model '{name}' are passive: none would execute its requests"
+        ));
     }
     Ok(placements)
 }
 
-/// Returns the response cache of a version; the first entry of `files` is the version itself, the others are its members.
-pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
+/// Returns the response cache of a version; the first entry of `files` is the version itself, the
+/// others are its members.
+pub(super) async fn read_cache(
+    shared: Arc<ResponseCache>,
+    files: Vec<Files>,
+) -> Option<ModelCache> {
     let model = files.first().map(|files| files.model.clone());
-    match blocking::run(move || identity(&files)).await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+    match blocking::run(move || identity(&files))
+        .await
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
+    {
         Ok(identity) => Some(ModelCache::new(shared, identity)),
         Err(error) => {
             let model = model.map(|model| model.to_string()).unwrap_or_default();
-            tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");
+            tracing::warn!(
+                model,
+                "response cache disabled for the model: cannot read its files: {error}"
+            );
             None
         }
     }
 }
 
-/// Returns the path of a file that the configuration names, inside the model's directory or a subdirectory.
+/// Returns the path of a file that the configuration names, inside the model's directory or a
+/// subdirectory.
 fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     if inside && !name.is_empty() {
         return Ok(directory.join(name));
     }
-    Err(format!("file '{}' must be in the model's directory '{}'", name.escape_debug(), directory.display()))
+    Err(format!(
+        "file '{}' must be in the model's directory '{}'",
+        name.escape_debug(),
+        directory.display()
+    ))
 }
 
 /// Returns a path that is valid in every process.
@@ -539,15 +611,17 @@ fn initial_states(version: &Path) -> PathBuf {
     version.parent().unwrap_or(version).join("initial_state")
 }
 
-/// Checks that the files of initial state values, which the instances read on start, exist and are long enough.
+/// Checks that the files of initial state values, which the instances read on start, exist and are
+/// long enough.
 fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), String> {
     let directory = initial_states(version);
     for state in &config.states {
         if state.initial.as_ref().is_some_and(|first| first.file.is_some()) {
             state.first_value(|name| {
                 let path = model_file(&directory, name)?;
-                scan::read(&path)
-                    .map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
+                scan::read(&path).map_err(|error| {
+                    format!("failed to open text file for read {}: {error}", path.display())
+                })
             })?;
         }
     }
@@ -564,7 +638,9 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
             continue;
         }
         let renamed = Builtin::formerly(family)
-            .map(|present| format!("; it is now named '{}', with buckets in seconds", present.name()))
+            .map(|present| {
+                format!("; it is now named '{}', with buckets in seconds", present.name())
+            })
             .unwrap_or_default();
         tracing::warn!(
             %model,
@@ -575,7 +651,9 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
     if model.name.namespace().is_some() {
         return;
     }
-    for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {
+    for (number, step) in
+        steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty())
+    {
         tracing::warn!(
             %model,
             "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which has no effect without \
@@ -587,7 +665,10 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
 }
 
 /// Returns the class labels by output. Label files are in the model's directory.
-pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
+pub(super) fn labels(
+    config: &ModelConfig,
+    version: &Path,
+) -> Result<BTreeMap<String, Vec<String>>, String> {
     let directory = version.parent().unwrap_or(version);
     let mut labels = BTreeMap::new();
     for output in &config.outputs {
@@ -600,10 +681,14 @@ pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<St
     Ok(labels)
 }
 
-fn read_labels(config: &ModelConfig, output: &TensorSpec, directory: &Path) -> Result<Vec<String>, String> {
+fn read_labels(
+    config: &ModelConfig,
+    output: &TensorSpec,
+    directory: &Path,
+) -> Result<Vec<String>, String> {
     let path = model_file(directory, &output.label_filename)?;
-    let bytes =
-        scan::read(&path).map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
+    let bytes = scan::read(&path)
+        .map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
     if let Err(error) = std::str::from_utf8(&bytes) {
         tracing::warn!(
             model = config.name,
@@ -616,7 +701,8 @@ fn read_labels(config: &ModelConfig, output: &TensorSpec, directory: &Path) -> R
     Ok(classification::labels(&String::from_utf8_lossy(&bytes)))
 }
 
-/// Returns the warm-ups of instances, after making and dropping the requests of each: an error in them is an error of the load.
+/// Returns the warm-ups of instances, after making and dropping the requests of each: an error in
+/// them is an error of the load.
 async fn warmups(config: &Arc<ModelConfig>, version: &Path) -> Result<Vec<WarmUp>, String> {
     if config.warmups.is_empty() {
         return Ok(Vec::new());
@@ -645,7 +731,11 @@ async fn warmups(config: &Arc<ModelConfig>, version: &Path) -> Result<Vec<WarmUp
 }
 
 /// Makes the requests of a warm-up; `directory` is `warmup` beside the versions. Blocks.
-fn warm_up_batch(config: &ModelConfig, warmup: &Warmup, directory: &Path) -> Result<WarmUpBatch, String> {
+fn warm_up_batch(
+    config: &ModelConfig,
+    warmup: &Warmup,
+    directory: &Path,
+) -> Result<WarmUpBatch, String> {
     let WarmupBatch { requests, controls } = warmup.requests(config, |name: &str| {
         let path = model_file(directory, name)?;
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))

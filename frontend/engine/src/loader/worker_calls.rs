@@ -1,5 +1,5 @@
-//! Executes the calls of models in workers: inference and repository requests. See `crate::calls`. A worker may load and unload at
-//! most what its model may do itself:
+//! Executes the calls of models in workers: inference and repository requests. See `crate::calls`.
+//! A worker may load and unload at most what its model may do itself:
 //!
 //! | call | permitted |
 //! |---|---|
@@ -31,7 +31,12 @@ impl Models for Loader {
         may_be_many: bool,
     ) -> Result<Box<dyn CallResponses>, InferError> {
         let name = request.model_name.clone();
-        let serving = match self.models.serving_for(&request).map_err(Refusal::from).and_then(Serving::accepting) {
+        let serving = match self
+            .models
+            .serving_for(&request)
+            .map_err(Refusal::from)
+            .and_then(Serving::accepting)
+        {
             Ok(serving) => serving,
             Err(_) if self.may_be_demanded(&request) => {
                 let limit = wait_limit(&request);
@@ -54,12 +59,17 @@ impl Models for Loader {
         if serving.config.decoupled {
             return Ok(Box::new(self.models.stream(&serving, request, admitted)));
         }
-        Ok(Box::new(Single(Some(Box::pin(
-            async move { self.models.execute(&serving, Box::new(request), admitted).await },
-        )))))
+        Ok(Box::new(Single(Some(Box::pin(async move {
+            self.models.execute(&serving, Box::new(request), admitted).await
+        })))))
     }
 
-    fn manage(self: Arc<Self>, caller: Arc<Caller>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
+    fn manage(
+        self: Arc<Self>,
+        caller: Arc<Caller>,
+        model: String,
+        verb: Verb,
+    ) -> BoxFuture<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
                 Verb::IsReady(version) => {
@@ -69,11 +79,17 @@ impl Models for Loader {
                     }
                     Ok(self.models.check_ready(&model, &version).await)
                 }
-                Verb::Unload(dependents) => self.unload_for(&caller, &model, dependents).await.map(|()| true),
+                Verb::Unload(dependents) => {
+                    self.unload_for(&caller, &model, dependents).await.map(|()| true)
+                }
                 Verb::Load(files) => {
-                    let parameters = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
+                    let parameters =
+                        files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
                     let overrides = Override::new(parameters).map_err(|reason| {
-                        let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
+                        let text = format!(
+                            "failed to load '{model}', failed to poll from model repository: \
+                             {reason}"
+                        );
                         InferError::new(ErrorCode::Internal, Reason::Malformed, text)
                     })?;
                     self.load_for(caller, &model, overrides).await.map(|()| true)
@@ -103,7 +119,11 @@ impl CallResponses for Loading {
                 Ok(answers) => *self = Self::Runs(answers),
                 Err(error) => {
                     *self = Self::Ended;
-                    return Poll::Ready(Some(Streamed { answer: Err(error), last: true, empty: false }));
+                    return Poll::Ready(Some(Streamed {
+                        answer: Err(error),
+                        last: true,
+                        empty: false,
+                    }));
                 }
             }
         }
@@ -131,13 +151,19 @@ impl Loader {
     ///
     /// # Errors
     /// As for a client, or the worker may not load it so.
-    async fn load_for(self: &Arc<Self>, caller: Arc<Caller>, name: &str, sent: Option<Override>) -> Loaded {
-        let scope = if self.settings.worker_uploads { LoadScope::Code } else { LoadScope::Settings };
+    async fn load_for(
+        self: &Arc<Self>,
+        caller: Arc<Caller>,
+        name: &str,
+        sent: Option<Override>,
+    ) -> Loaded {
+        let scope =
+            if self.settings.worker_uploads { LoadScope::Code } else { LoadScope::Settings };
         let has_files = sent.as_ref().is_some_and(|sent| !sent.files.is_empty());
         if has_files && scope == LoadScope::Settings {
             let what = format!(
-                "load '{name}' with files, which can contain code: a model needs '--allow-model-upload=true' for that, as a \
-                 client without a token does"
+                "load '{name}' with files, which can contain code: a model needs \
+                 '--allow-model-upload=true' for that, as a client without a token does"
             );
             return Err(forbidden(&caller, &what));
         }
@@ -151,25 +177,32 @@ impl Loader {
     async fn unload_for(self: &Arc<Self>, caller: &Caller, name: &str, dependents: bool) -> Loaded {
         let is_of_another = |name: &String| {
             let table = self.models.snapshot();
-            let is_loaded = table.wanted.contains(name) || table.serving.contains_key(name) || self.locks.is_held(name);
+            let is_loaded = table.wanted.contains(name)
+                || table.serving.contains_key(name)
+                || self.locks.is_held(name);
             is_loaded && table.owners.get(name) != Some(&caller.model)
         };
         if caller.is_restricted() && self.to_unload(name).iter().any(is_of_another) {
-            return Err(forbidden(caller, &format!("unload the model '{name}', which it has not loaded")));
+            return Err(forbidden(
+                caller,
+                &format!("unload the model '{name}', which it has not loaded"),
+            ));
         }
         self.unload_model(name, dependents).await
     }
 
-    /// Makes a worker's model the owner of a model that is not loaded, also if the load then fails, until the model is unloaded or a client
-    /// loads it. A load with a configuration or files replaces only models of the same owner.
+    /// Makes a worker's model the owner of a model that is not loaded, also if the load then fails,
+    /// until the model is unloaded or a client loads it. A load with a configuration or files
+    /// replaces only models of the same owner.
     ///
     /// # Errors
     /// The load would replace another model.
     pub(super) async fn claim(&self, caller: &Caller, name: &str, replaces: bool) -> Loaded {
         // Clients may ask for models of the repositories by name.
         let keeps_names = caller.is_restricted() || self.settings.mode == Mode::OnDemand;
-        let in_repository =
-            replaces && keeps_names && self.list_blocking().await.is_ok_and(|all| all.contains_key(name));
+        let in_repository = replaces
+            && keeps_names
+            && self.list_blocking().await.is_ok_and(|all| all.contains_key(name));
         let mut is_taken = false;
         self.models.change(|table| {
             if table.owners.get(name).is_some_and(|owner| *owner == caller.model) {
@@ -184,7 +217,10 @@ impl Loader {
             }
         });
         if replaces && (is_taken || in_repository) {
-            return Err(forbidden(caller, &format!("replace the model '{name}', which it has not loaded")));
+            return Err(forbidden(
+                caller,
+                &format!("replace the model '{name}', which it has not loaded"),
+            ));
         }
         Ok(())
     }

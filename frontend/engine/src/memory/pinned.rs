@@ -1,5 +1,6 @@
-//! The server's pinned memory: limits how much of the instances' arenas may be registered with the drivers of their GPUs
-//! (`--pinned-memory-pool-byte-size`). Registered memory cannot be returned to the system.
+//! The server's pinned memory: limits how much of the instances' arenas may be registered with the
+//! drivers of their GPUs (`--pinned-memory-pool-byte-size`). Registered memory cannot be returned
+//! to the system.
 
 use std::sync::Arc;
 
@@ -33,8 +34,8 @@ impl PinnedPool {
         Arc::new(Self { size, state: Mutex::default() })
     }
 
-    /// Returns the share of a starting instance: half of what is left, so that later instances get some too, divided equally
-    /// between both of its arenas.
+    /// Returns the share of a starting instance: half of what is left, so that later instances get
+    /// some too, divided equally between both of its arenas.
     pub(crate) fn share(self: &Arc<Self>) -> Share {
         let mut state = self.lock();
         let each = ((self.size - state.given) / 4).min(CAPACITY) / UNIT * UNIT;
@@ -69,7 +70,8 @@ impl Share {
         self.each
     }
 
-    /// Records that the instance has registered `bytes` of both arenas together, and returns the rest to the pool.
+    /// Records that the instance has registered `bytes` of both arenas together, and returns the
+    /// rest to the pool.
     pub(crate) fn registered(&mut self, bytes: u64) {
         let bytes = bytes.min(self.given);
         let mut state = self.pool.lock();

@@ -1,5 +1,6 @@
-//! Lets a model's code complete its configuration: runs `INTERPRETER -m pharos_worker --auto-complete OUT`, which reads the
-//! question from standard input and writes its answer to the file OUT.
+//! Lets a model's code complete its configuration: runs `INTERPRETER -m pharos_worker
+//! --auto-complete OUT`, which reads the question from standard input and writes its answer to the
+//! file OUT.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -26,7 +27,8 @@ use pharos_os::{blocking, directories};
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
 
-/// The time limit of reading the output after the process has ended; a child may hold the pipe open.
+/// The time limit of reading the output after the process has ended; a child may hold the pipe
+/// open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A question to a model's code.
@@ -50,7 +52,8 @@ pub(crate) async fn complete(
 ) -> Result<String, String> {
     let Question { model, text, threads, limit } = question;
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let files = TemporaryFiles::new(launch.user.as_deref()).map_err(|error| failed(error.to_string()))?;
+    let files =
+        TemporaryFiles::new(launch.user.as_deref()).map_err(|error| failed(error.to_string()))?;
     let out = files.path().join("answer.json");
     let inherited = fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None });
     let start = || {
@@ -73,12 +76,14 @@ pub(crate) async fn complete(
         Ok(how) => how.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
             return Err(failed(format!(
-                "it did not end within {} s (--worker-start-timeout-secs); --disable-auto-complete-config turns it off",
+                "it did not end within {} s (--worker-start-timeout-secs); \
+                 --disable-auto-complete-config turns it off",
                 limit.as_secs_f64()
             )));
         }
     };
-    // The model's code may have made anything at this path, also a hard link to a file that it cannot read.
+    // The model's code may have made anything at this path, also a hard link to a file that it
+    // cannot read.
     let owner = launch.user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid());
     let answer = blocking::run(move || directories::read_of(&out, owner, LONGEST)).await;
     match answer.map_err(|error| failed(error.to_string()))? {
@@ -117,7 +122,8 @@ async fn run_to_end<'a>(
     Ok(started.process.describe(status))
 }
 
-/// The process group of a running process, which is killed on drop: an interpreter may be a script that starts another one.
+/// The process group of a running process, which is killed on drop: an interpreter may be a script
+/// that starts another one.
 struct Group(Option<u32>);
 
 impl Drop for Group {
@@ -129,7 +135,11 @@ impl Drop for Group {
     }
 }
 
-async fn write_and_wait(process: &mut OwnProcess, input: Option<Sender>, question: String) -> io::Result<ExitStatus> {
+async fn write_and_wait(
+    process: &mut OwnProcess,
+    input: Option<Sender>,
+    question: String,
+) -> io::Result<ExitStatus> {
     let write = async move {
         if let Some(mut stdin) = input {
             // The write fails if the process exits without reading; the exit status tells why.
@@ -144,12 +154,18 @@ async fn write_and_wait(process: &mut OwnProcess, input: Option<Sender>, questio
 }
 
 /// Forwards output to the log.
-fn forward(stream: impl AsyncRead + Unpin + Send + 'static, model: &str, is_error: bool) -> JoinHandle<()> {
+fn forward(
+    stream: impl AsyncRead + Unpin + Send + 'static,
+    model: &str,
+    is_error: bool,
+) -> JoinHandle<()> {
     let model = model.to_owned();
     each_line(stream, move |level, text| match level {
         Some(Level::ERROR) => tracing::error!(target: "worker", %model, "auto-complete: {text}"),
         Some(Level::DEBUG) => tracing::debug!(target: "worker", %model, "auto-complete: {text}"),
-        None | Some(Level::WARN) if is_error => tracing::warn!(target: "worker", %model, "auto-complete: {text}"),
+        None | Some(Level::WARN) if is_error => {
+            tracing::warn!(target: "worker", %model, "auto-complete: {text}")
+        }
         _ => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
     })
 }

@@ -1,9 +1,11 @@
-//! Fork servers: processes that have loaded the runtime of a backend, and start workers as copies of themselves. A copy starts in
-//! about a millisecond and shares the memory of what was loaded. The protocol is in `pharos::wire::fork_server`.
+//! Fork servers: processes that have loaded the runtime of a backend, and start workers as copies
+//! of themselves. A copy starts in about a millisecond and shares the memory of what was loaded.
+//! The protocol is in `pharos::wire::fork_server`.
 //!
-//! There is one fork server for each program and environment; for Python also for each number of threads and GPU, because its
-//! libraries read these when they are imported. It starts with the first worker that it can make, and ends when it has had no copy
-//! for a while. Where it does not start, workers are started without it.
+//! There is one fork server for each program and environment; for Python also for each number of
+//! threads and GPU, because its libraries read these when they are imported. It starts with the
+//! first worker that it can make, and ends when it has had no copy for a while. Where it does not
+//! start, workers are started without it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -24,8 +26,8 @@ use pharos::wire::descriptors;
 use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, MOST_FILES, Report, SPACE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::{AsyncRead, Interest};
@@ -49,11 +51,12 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// How long a worker waits for its fork server to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a fork server that has started may take to start a process, which takes milliseconds. One that is stopped, for example,
-/// never answers.
+/// How long a fork server that has started may take to start a process, which takes milliseconds.
+/// One that is stopped, for example, never answers.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a process has ended before its exit status counts as unknown, if the fork server does not report it.
+/// How long a process has ended before its exit status counts as unknown, if the fork server does
+/// not report it.
 const REPORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The fork servers of this server.
@@ -76,14 +79,21 @@ struct Kind {
 impl Kind {
     /// Returns the kind that starts such processes; `None` if they are programs.
     fn of(launch: &Launch, inherited: &Inherited) -> Option<Self> {
-        // A copy with limits gets a file that admits processes to its group with the rights of this process, also when it has
-        // another user. Other processes of that user could take the file.
-        let is_program = launch.sandbox.is_some() || (launch.user.is_some() && launch.limits.is_some());
+        // A copy with limits gets a file that admits processes to its group with the rights of this
+        // process, also when it has another user. Other processes of that user could take the file.
+        let is_program =
+            launch.sandbox.is_some() || (launch.user.is_some() && launch.limits.is_some());
         let modules = launch.preload.clone().filter(|_| !is_program)?;
         let executable = launch.executable.clone();
         let arguments = launch.arguments.clone();
         let inherited = launch.interpreter.as_ref().map(|_| inherited.clone());
-        Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited })
+        Some(Self {
+            executable,
+            arguments,
+            variables: launch.variables.clone(),
+            modules,
+            inherited,
+        })
     }
 }
 
@@ -119,7 +129,8 @@ impl Fork {
             variables: start.inherited.variables(|name| start.launch.inherits(name)),
         };
         let text = request.encode()?;
-        let files = start.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
+        let files =
+            start.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
         let (answer, answered) = oneshot::channel();
         Ok((Self { text, files, answer }, answered))
     }
@@ -134,7 +145,10 @@ impl ForkServers {
     ///
     /// # Errors
     /// A copy may exist: nothing else may use the files of `start`.
-    pub(super) async fn fork(self: &Arc<Self>, start: &Start<'_>) -> Result<Option<Forked>, Unanswered> {
+    pub(super) async fn fork(
+        self: &Arc<Self>,
+        start: &Start<'_>,
+    ) -> Result<Option<Forked>, Unanswered> {
         let Some(kind) = Kind::of(start.launch, &start.inherited) else { return Ok(None) };
         let limit = start.limit.min(START_LIMIT);
         // A second time if the files that it has imported have changed.
@@ -152,7 +166,10 @@ impl ForkServers {
                 Err(_) => {
                     // The next attempt should not wait for it.
                     let seconds = limit.as_secs_f64();
-                    self.ended(&kind, Err(io::Error::other(format!("it did not answer within {seconds} s"))));
+                    self.ended(
+                        &kind,
+                        Err(io::Error::other(format!("it did not answer within {seconds} s"))),
+                    );
                     return Err(Unanswered);
                 }
             }
@@ -160,8 +177,8 @@ impl ForkServers {
         Ok(None)
     }
 
-    /// Returns the number of threads of a running fork server for this interpreter; a process that completes a configuration uses
-    /// any of them.
+    /// Returns the number of threads of a running fork server for this interpreter; a process that
+    /// completes a configuration uses any of them.
     pub(super) fn inherited(&self, launch: &Launch) -> Option<Inherited> {
         let known = self.lock();
         let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_)));
@@ -171,8 +188,14 @@ impl ForkServers {
         })
     }
 
-    /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does not start.
-    fn server(self: &Arc<Self>, kind: &Kind, launch: &Launch, limit: Duration) -> Option<mpsc::UnboundedSender<Fork>> {
+    /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does
+    /// not start.
+    fn server(
+        self: &Arc<Self>,
+        kind: &Kind,
+        launch: &Launch,
+        limit: Duration,
+    ) -> Option<mpsc::UnboundedSender<Fork>> {
         let mut known = self.lock();
         match known.get(kind) {
             Some(Known::Running(server)) if !server.is_closed() => return Some(server.clone()),
@@ -209,7 +232,9 @@ impl ForkServers {
             }
             Err(error) => {
                 let executable = kind.executable.display();
-                tracing::info!("workers of '{executable}' are started without a fork server: {error}");
+                tracing::info!(
+                    "workers of '{executable}' are started without a fork server: {error}"
+                );
                 known.insert(kind.clone(), Known::Failed(clock::now()));
             }
         }
@@ -240,14 +265,25 @@ struct ForkServer {
 }
 
 impl ForkServer {
-    fn start(kind: &Kind, launch: &Launch, requests: mpsc::UnboundedReceiver<Fork>) -> io::Result<Self> {
+    fn start(
+        kind: &Kind,
+        launch: &Launch,
+        requests: mpsc::UnboundedReceiver<Fork>,
+    ) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut command = Command::from(launch.command(None));
         command.arg(FORK_SERVER).arg(kind.modules.join(",")).arg(" ".repeat(SPACE));
         let inherited = kind.inherited.iter();
-        command.envs(inherited.flat_map(|inherited| inherited.variables(|name| launch.inherits(name))));
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command.envs(
+            inherited.flat_map(|inherited| inherited.variables(|name| launch.inherits(name))),
+        );
+        command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         let socket = FdMapping { parent_fd: theirs, child_fd: descriptors::SOCKET };
         command.fd_mappings(vec![socket]).map_err(|error| io::Error::other(error.to_string()))?;
         let mut child = command.spawn()?;
@@ -278,7 +314,12 @@ impl ForkServer {
                 let status = self.child.wait().await?;
                 return Err(io::Error::other(format!("it ended ({})", super::describe(status))));
             }
-            Err(_) => return Err(io::Error::other(format!("it did not start within {} s", limit.as_secs_f64()))),
+            Err(_) => {
+                return Err(io::Error::other(format!(
+                    "it did not start within {} s",
+                    limit.as_secs_f64()
+                )));
+            }
         }
         loop {
             let unused = self.asked.is_none() && copies.is_empty();
@@ -318,7 +359,12 @@ impl ForkServer {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(&files));
-            Ok(sendmsg(&self.connection, &[IoSlice::new(&fork.text)], &mut control, SendFlags::NOSIGNAL)?)
+            Ok(sendmsg(
+                &self.connection,
+                &[IoSlice::new(&fork.text)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )?)
         });
         sending.await?;
         self.asked = Some(fork.answer);
@@ -334,20 +380,22 @@ impl ForkServer {
                 // The receiver is gone if the process was killed at once.
                 let _ = ended.map(|ended| ended.send(ExitStatus::from_raw(status)));
             }
-            (Report::Forked(pid), Some(process)) if self.has_started(pid, &process) => match waitable(process) {
-                Ok(process) => {
-                    let (ended, end) = oneshot::channel();
-                    copies.insert(pid, ended);
-                    self.report_outcome(ForkOutcome::Forked(Forked {
-                        pid,
-                        process,
-                        end: Some(end),
-                        ended_at: None,
-                        status: None,
-                    }));
+            (Report::Forked(pid), Some(process)) if self.has_started(pid, &process) => {
+                match waitable(process) {
+                    Ok(process) => {
+                        let (ended, end) = oneshot::channel();
+                        copies.insert(pid, ended);
+                        self.report_outcome(ForkOutcome::Forked(Forked {
+                            pid,
+                            process,
+                            end: Some(end),
+                            ended_at: None,
+                            status: None,
+                        }));
+                    }
+                    Err(_) => drop(self.asked.take()),
                 }
-                Err(_) => drop(self.asked.take()),
-            },
+            }
             (Report::Stale, _) => {
                 self.requests.close();
                 self.report_outcome(ForkOutcome::Stale);
@@ -356,17 +404,20 @@ impl ForkServer {
                 tracing::debug!("a fork server could not start a process: {reason}");
                 self.report_outcome(ForkOutcome::Failed);
             }
-            // Its descriptor was lost, as when this process may open no more, or it is another process. There may be a copy.
+            // Its descriptor was lost, as when this process may open no more, or it is another
+            // process. There may be a copy.
             (Report::Forked(_), _) => drop(self.asked.take()),
             (Report::Ready, _) => self.report_outcome(ForkOutcome::Failed),
         }
     }
 
-    /// Returns whether a pidfd refers to the process with this number, and the fork server has started that process. A model of the same user
-    /// can send reports in its name, and this process may signal and change processes that the model may not.
+    /// Returns whether a pidfd refers to the process with this number, and the fork server has
+    /// started that process. A model of the same user can send reports in its name, and this
+    /// process may signal and change processes that the model may not.
     fn has_started(&self, pid: u32, process: &OwnedFd) -> bool {
         let parent = number_in(format!("/proc/{pid}/status"), "PPid:");
-        // Afterwards: as long as the process exists, no other has its number. After its end, the pidfd has none.
+        // Afterwards: as long as the process exists, no other has its number. After its end, the
+        // pidfd has none.
         let own = number_in(format!("/proc/self/fdinfo/{}", process.as_raw_fd()), "Pid:");
         parent.is_some() && parent == self.child.id() && own == Some(pid)
     }
@@ -389,7 +440,12 @@ async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<O
     let receiving = connection.async_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(connection, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let received = recvmsg(
+            connection,
+            &mut [IoSliceMut::new(&mut packet)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
         let process = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
@@ -403,16 +459,16 @@ async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<O
     }
 }
 
-/// Returns an object with which a task can wait until a descriptor is readable: a socket with packets, or a pidfd. There is no
-/// safe type for them; this one is only used to wait.
+/// Returns an object with which a task can wait until a descriptor is readable: a socket with
+/// packets, or a pidfd. There is no safe type for them; this one is only used to wait.
 fn waitable(descriptor: OwnedFd) -> io::Result<UnixStream> {
     let stream = std::os::unix::net::UnixStream::from(descriptor);
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
 }
 
-/// Forwards the output of a fork server to the log. Only marked lines are for users: if it does not start, the workers that are
-/// then started without it report why.
+/// Forwards the output of a fork server to the log. Only marked lines are for users: if it does not
+/// start, the workers that are then started without it report why.
 fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>) {
     let Some(stream) = stream else { return };
     each_line(stream, |level, text| match level {
@@ -434,10 +490,13 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// Returns its process id, if it has not ended. A fork server that is controlled by a model may not report its end.
+    /// Returns its process id, if it has not ended. A fork server that is controlled by a model may
+    /// not report its end.
     pub(super) fn id(&self) -> Option<u32> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if self.status.is_some() || poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&now)) != Ok(0) {
+        if self.status.is_some()
+            || poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&now)) != Ok(0)
+        {
             return None;
         }
         Some(self.pid)
@@ -466,12 +525,16 @@ impl Forked {
                 }
             };
         }
-        // The fork server may have ended, or be stopped: the end of the process is certain without it.
+        // The fork server may have ended, or be stopped: the end of the process is certain without
+        // it.
         self.end = None;
         self.status = reported;
         self.process.readable().await?;
-        reported
-            .ok_or_else(|| io::Error::other("its exit status is unknown, because its fork server has not reported it"))
+        reported.ok_or_else(|| {
+            io::Error::other(
+                "its exit status is unknown, because its fork server has not reported it",
+            )
+        })
     }
 }
 

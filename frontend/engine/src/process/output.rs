@@ -24,7 +24,8 @@ pub(crate) struct Printed {
     pub(crate) series: Arc<ModelSeries>,
 }
 
-/// Forwards standard output until it ends: metric lines into the metrics as soon as they are read, other lines to the log.
+/// Forwards standard output until it ends: metric lines into the metrics as soon as they are read,
+/// other lines to the log.
 pub(super) fn forward_output(stream: impl AsyncRead + Unpin + Send + 'static, printed: Printed) {
     tokio::spawn(async move {
         let instance = &printed.name;
@@ -34,7 +35,8 @@ pub(super) fn forward_output(stream: impl AsyncRead + Unpin + Send + 'static, pr
         while let Ok(true) = next_line(&mut reader, &mut line).await {
             match worker_lines::strip(&line) {
                 Some(body) => {
-                    if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
+                    if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body)
+                    {
                         refused.report(line.trim_ascii_end(), &refusal);
                     }
                 }
@@ -52,15 +54,19 @@ pub(super) fn forward_errors(stream: impl AsyncRead + Unpin + Send + 'static, in
     let instance = instance.to_owned();
     let stderr = "stderr";
     each_line(stream, move |level, text| match level {
-        Some(Level::ERROR) => tracing::error!(target: "worker", %instance, stream = stderr, "{text}"),
+        Some(Level::ERROR) => {
+            tracing::error!(target: "worker", %instance, stream = stderr, "{text}")
+        }
         Some(Level::INFO) => tracing::info!(target: "worker", %instance, stream = stderr, "{text}"),
-        Some(Level::DEBUG) => tracing::debug!(target: "worker", %instance, stream = stderr, "{text}"),
+        Some(Level::DEBUG) => {
+            tracing::debug!(target: "worker", %instance, stream = stderr, "{text}")
+        }
         _ => tracing::warn!(target: "worker", %instance, stream = stderr, "{text}"),
     });
 }
 
-/// Visits each line of a stream until it ends: its level, if it is marked, and its text without the mark. A line of more than
-/// 8 KiB is split.
+/// Visits each line of a stream until it ends: its level, if it is marked, and its text without the
+/// mark. A line of more than 8 KiB is split.
 pub(super) fn each_line(
     stream: impl AsyncRead + Unpin + Send + 'static,
     mut visit: impl FnMut(Option<Level>, &str) + Send + 'static,
@@ -76,23 +82,32 @@ pub(super) fn each_line(
     })
 }
 
-/// Returns the level of a line, if it is marked, and the line without its mark. The mark is the character RS and a letter, which
-/// `pb_utils.Logger` writes.
+/// Returns the level of a line, if it is marked, and the line without its mark. The mark is the
+/// character RS and a letter, which `pb_utils.Logger` writes.
 fn leveled(line: &str) -> (Option<Level>, &str) {
     let marked = line.strip_prefix('\u{1e}').unwrap_or_default();
     let levels = [('I', Level::INFO), ('W', Level::WARN), ('E', Level::ERROR), ('V', Level::DEBUG)];
-    let known = levels.into_iter().find_map(|(letter, level)| Some((Some(level), marked.strip_prefix(letter)?)));
+    let known = levels
+        .into_iter()
+        .find_map(|(letter, level)| Some((Some(level), marked.strip_prefix(letter)?)));
     known.unwrap_or((None, line))
 }
 
 /// Reads a line of at most [`MAX_LINE`] bytes; returns `false` at the end of the stream.
-async fn read_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+async fn read_line(
+    reader: &mut (impl AsyncBufRead + Unpin),
+    line: &mut Vec<u8>,
+) -> io::Result<bool> {
     line.clear();
     Ok(reader.take(MAX_LINE).read_until(b'\n', line).await? > 0)
 }
 
-/// Like [`read_line`], but allows metric lines of up to [`intake::MAX_LINE`] bytes; drops the rest of a longer line.
-async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+/// Like [`read_line`], but allows metric lines of up to [`intake::MAX_LINE`] bytes; drops the rest
+/// of a longer line.
+async fn next_line(
+    reader: &mut (impl AsyncBufRead + Unpin),
+    line: &mut Vec<u8>,
+) -> io::Result<bool> {
     if !read_line(reader, line).await? {
         return Ok(false);
     }

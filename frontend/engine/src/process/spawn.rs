@@ -1,5 +1,5 @@
-//! Starts a process with its files, variables, processors and a directory for temporary files: as a copy of a fork server, or as a
-//! new program.
+//! Starts a process with its files, variables, processors and a directory for temporary files: as a
+//! copy of a fork server, or as a new program.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -33,12 +33,13 @@ pub(super) struct Started {
     pub(super) errors: Receiver,
 }
 
-/// The attempts to start a process as a copy, each with new files, before it is started as a program.
+/// The attempts to start a process as a copy, each with new files, before it is started as a
+/// program.
 pub(super) const ATTEMPTS: u32 = 3;
 
-/// Starts a process, as a copy of a fork server or, from the attempt [`ATTEMPTS`] on, as a program. Returns `None` if it must be
-/// tried again with other files, because a copy may exist that uses these. That copy ends when the frontend's ends of its files
-/// are closed.
+/// Starts a process, as a copy of a fork server or, from the attempt [`ATTEMPTS`] on, as a program.
+/// Returns `None` if it must be tried again with other files, because a copy may exist that uses
+/// these. That copy ends when the frontend's ends of its files are closed.
 ///
 /// # Errors
 /// Descriptors or processes are exhausted, or the executable does not exist.
@@ -49,8 +50,11 @@ pub(super) async fn start(
 ) -> io::Result<Option<Started>> {
     let (output, stdout) = written()?;
     let (errors, stderr) = written()?;
-    let (input, stdin) =
-        if start.reads { read().map(|(ours, theirs)| (Some(ours), Some(theirs)))? } else { (None, None) };
+    let (input, stdin) = if start.reads {
+        read().map(|(ours, theirs)| (Some(ours), Some(theirs)))?
+    } else {
+        (None, None)
+    };
     let group = control_group(start.launch.limits.clone()).await?;
     let own = start.files.len();
     start.files.extend([(stdout, 1), (stderr, 2)]);
@@ -81,10 +85,12 @@ async fn control_group(limits: Option<Limited>) -> io::Result<Option<ControlGrou
     group.map(Some).map_err(io::Error::other)
 }
 
-/// Starts the program. The first `own` files are neither standard streams nor the file of the control group.
+/// Starts the program. The first `own` files are neither standard streams nor the file of the
+/// control group.
 fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     let mut command = Command::from(start.launch.command(start.temporary));
-    // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
+    // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before
+    // it ends its workers.
     command
         .args(start.arguments.iter().map(OsString::from))
         .envs(start.inherited.variables(|name| start.launch.inherits(name)))
@@ -102,7 +108,8 @@ fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     }
     let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.collect()).map_err(|error| io::Error::other(error.to_string()))?;
-    on_processors(start.processors, || command.spawn()).map_err(|error| cannot_start(start.launch, &error))
+    on_processors(start.processors, || command.spawn())
+        .map_err(|error| cannot_start(start.launch, &error))
 }
 
 /// Returns the ends of a pipe: ours to read, and the other process's to write.
@@ -152,7 +159,12 @@ impl WorkerProcess for OwnProcess {
 
     fn describe(&self, status: ExitStatus) -> String {
         let how = describe(status);
-        match self.group.as_ref().and_then(ControlGroup::exceeded_memory).filter(|_| killed_by_system(status)) {
+        match self
+            .group
+            .as_ref()
+            .and_then(ControlGroup::exceeded_memory)
+            .filter(|_| killed_by_system(status))
+        {
             Some(limit) => format!("{how}: it exceeded its memory limit of {limit} bytes"),
             None => how,
         }
@@ -160,8 +172,8 @@ impl WorkerProcess for OwnProcess {
 }
 
 impl OwnProcess {
-    /// Returns its process group, if it has not ended. `None` for a copy of another user, whose number can belong to a process of a
-    /// third user when its fork server does not report its end.
+    /// Returns its process group, if it has not ended. `None` for a copy of another user, whose
+    /// number can belong to a process of a third user when its fork server does not report its end.
     pub(super) fn group(&self, is_own_user: bool) -> Option<u32> {
         match &self.process {
             Process::Forked(_) if !is_own_user => None,
@@ -170,8 +182,9 @@ impl OwnProcess {
     }
 }
 
-/// Calls `begin` while this thread is bound to these processors; a process that it starts inherits the binding. An empty list
-/// means all processors. `begin` is synchronous, so the runtime's thread runs nothing else meanwhile.
+/// Calls `begin` while this thread is bound to these processors; a process that it starts inherits
+/// the binding. An empty list means all processors. `begin` is synchronous, so the runtime's thread
+/// runs nothing else meanwhile.
 fn on_processors<T>(cpus: &[usize], begin: impl FnOnce() -> T) -> T {
     let own = sched_getaffinity(None).ok().filter(|_| !cpus.is_empty());
     let Some(own) = own else { return begin() };
@@ -203,14 +216,17 @@ impl TemporaryFiles {
     /// The directory cannot be created or given to the user.
     pub(crate) fn new(user: Option<&WorkerUser>) -> io::Result<Self> {
         let refused = |error: io::Error| {
-            let text = format!("no directory for its temporary files (TMPDIR of the server): {error}");
+            let text =
+                format!("no directory for its temporary files (TMPDIR of the server): {error}");
             io::Error::new(error.kind(), text)
         };
         let parent = Temporary::new(Kind::WORKER).map_err(refused)?;
         let path = parent.path().join("files");
         let created = DirBuilder::new().mode(0o700).create(&path);
         let given = created.and_then(|()| user.map_or(Ok(()), |user| user.give(&path)));
-        given.map_err(|error| refused(io::Error::new(error.kind(), format!("'{}': {error}", path.display()))))?;
+        given.map_err(|error| {
+            refused(io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
+        })?;
         Ok(Self { parent: Some(parent), path })
     }
 
@@ -240,8 +256,10 @@ mod tests {
         };
         let before = mask();
         let last = before[before.len() - 1];
-        let child =
-            on_processors(&[last], || std::process::Command::new("cat").arg("/proc/self/status").output()).unwrap();
+        let child = on_processors(&[last], || {
+            std::process::Command::new("cat").arg("/proc/self/status").output()
+        })
+        .unwrap();
         let status = String::from_utf8(child.stdout).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         assert_eq!(line.trim(), last.to_string());

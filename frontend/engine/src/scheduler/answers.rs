@@ -1,5 +1,6 @@
-//! Answers: made of the replies of workers, stored in the response cache, recorded, and sent to the clients, in order if the model
-//! keeps one. Answers are recorded before they are sent, so that clients find them in the statistics.
+//! Answers: made of the replies of workers, stored in the response cache, recorded, and sent to the
+//! clients, in order if the model keeps one. Answers are recorded before they are sent, so that
+//! clients find them in the statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,23 +31,28 @@ impl Driver {
         if self.config.decoupled {
             return self.finish_streams(requests, link, done, now.ns_since(since));
         }
-        let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let parts: Vec<Arc<Part>> =
+            requests.iter().map(|(_, request)| request.part.clone()).collect();
         let mut answers = self.answers(&parts, link, done);
         let misses = self.store_all(&mut requests, &answers);
         {
             // One event: readings see the batch together with all of its requests.
             let _transaction = self.series.begin();
             let batch_size = self.record_batch(&parts, done);
-            for (position, ((_, request), answer)) in requests.iter().zip(&mut answers).enumerate() {
+            for (position, ((_, request), answer)) in requests.iter().zip(&mut answers).enumerate()
+            {
                 if request.part.padding {
                     // Padding has no reader and is not counted.
                     *answer = Err(InferError::cancelled());
                     continue;
                 }
                 let received = request.part.request.timeline;
-                let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
+                let timeline =
+                    Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
                 self.record(&request.part, answer, timeline, request.sender.is_closed());
-                if let (Some(times), Ok(response)) = (misses.get(position).copied().flatten(), answer) {
+                if let (Some(times), Ok(response)) =
+                    (misses.get(position).copied().flatten(), answer)
+                {
                     record_miss(&self.series, times, response);
                 }
             }
@@ -57,7 +63,13 @@ impl Driver {
     }
 
     /// Answers a request of an ordinary model after its batch.
-    pub(super) fn answer_deferred(&self, id: RequestId, mut request: Request, link: &SharedLink, frame: Response) {
+    pub(super) fn answer_deferred(
+        &self,
+        id: RequestId,
+        mut request: Request,
+        link: &SharedLink,
+        frame: Response,
+    ) {
         let part = request.part.clone();
         let mut answer = self.answer_of(&part, link, &frame.outputs);
         if let Some(error) = frame.error {
@@ -84,7 +96,8 @@ impl Driver {
         link.send_released_if_many();
     }
 
-    /// Records a warm-up batch, which counts like any other, but neither for objectives nor for a tenant: no client sent it.
+    /// Records a warm-up batch, which counts like any other, but neither for objectives nor for a
+    /// tenant: no client sent it.
     ///
     /// # Errors
     /// The error of the first request that failed.
@@ -100,13 +113,20 @@ impl Driver {
         let _transaction = self.series.begin();
         let batch_size = self.record_batch(parts, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
-            let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..part.request.timeline };
+            let timeline = Timeline {
+                compute: done.stamps,
+                request_end: now,
+                batch_size,
+                ..part.request.timeline
+            };
             match answer {
                 Ok(response) => {
                     response.timeline = timeline;
                     record::warmup_done(&self.series, &timeline, part.checked.batch_size);
                 }
-                Err(error) => record::warmup_failed(&self.series, error.reason, timeline.request_ns()),
+                Err(error) => {
+                    record::warmup_failed(&self.series, error.reason, timeline.request_ns())
+                }
             }
         }
         self.record_times(&[], done, now.ns_since(since));
@@ -114,8 +134,14 @@ impl Driver {
     }
 
     /// Returns one answer for each request, in batch order.
-    pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<InferResult> {
-        // Errors of a backend reach the client unchanged, without the request's id as prefix, as in Triton.
+    pub(super) fn answers(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        done: &Done,
+    ) -> Vec<InferResult> {
+        // Errors of a backend reach the client unchanged, without the request's id as prefix, as in
+        // Triton.
         let outputs = match &done.error {
             Some(error) => Err(error.clone().into()),
             None => self.scattered(parts, link, &done.outputs),
@@ -138,13 +164,18 @@ impl Driver {
     }
 
     /// Returns the response of a frame to one request.
-    pub(super) fn answer_of(&self, part: &Arc<Part>, link: &SharedLink, blocks: &[OutputBlock]) -> InferResult {
+    pub(super) fn answer_of(
+        &self,
+        part: &Arc<Part>,
+        link: &SharedLink,
+        blocks: &[OutputBlock],
+    ) -> InferResult {
         let mut responses = self.scattered(std::slice::from_ref(part), link, blocks)?;
         responses.pop().ok_or_else(|| InferError::internal("no response"))
     }
 
-    /// Returns the responses made of a worker's outputs. Counts outputs that differ from the configuration, and logs the first
-    /// mismatch of each output.
+    /// Returns the responses made of a worker's outputs. Counts outputs that differ from the
+    /// configuration, and logs the first mismatch of each output.
     ///
     /// # Errors
     /// As [`Link::scatter`](crate::wire::Link::scatter).
@@ -154,7 +185,8 @@ impl Driver {
         link: &SharedLink,
         blocks: &[OutputBlock],
     ) -> Result<Vec<InferResponse>, InferError> {
-        let Scattered { responses, mismatches } = link.scatter(&self.config, self.model.version, parts, blocks)?;
+        let Scattered { responses, mismatches } =
+            link.scatter(&self.config, self.model.version, parts, blocks)?;
         for mismatch in mismatches {
             record::output_mismatched(&self.series);
             let mut warned = self.mismatches_warned.lock();
@@ -178,8 +210,15 @@ impl Driver {
         rows.max(1)
     }
 
-    /// Records the end of a request that may have had several responses, and whether its client had left before.
-    pub(super) fn record_one(&self, part: &Part, answer: &InferResult, timeline: &Timeline, is_abandoned: bool) {
+    /// Records the end of a request that may have had several responses, and whether its client had
+    /// left before.
+    pub(super) fn record_one(
+        &self,
+        part: &Part,
+        answer: &InferResult,
+        timeline: &Timeline,
+        is_abandoned: bool,
+    ) {
         let _transaction = self.series.begin();
         match answer {
             Ok(_) => {
@@ -194,7 +233,12 @@ impl Driver {
     fn record_served(&self, part: &Part, timeline: &Timeline, is_abandoned: bool) {
         let batch_size = part.checked.batch_size;
         match is_abandoned {
-            true => record::inference_abandoned(&self.series, timeline, batch_size, part.request.leaves_at),
+            true => record::inference_abandoned(
+                &self.series,
+                timeline,
+                batch_size,
+                part.request.leaves_at,
+            ),
             false => record::inference_done(&self.series, timeline, batch_size),
         }
         record::tenant_served(&self.series, part.request.tenant, timeline);
@@ -207,12 +251,22 @@ impl Driver {
     pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
         let _transaction = self.series.begin();
         let now = part.request.timeline.request_start + Duration::from_nanos(request_ns);
-        record::inference_failed(&self.series, Failed::of(error, part.request.leaves_at, now), request_ns);
+        record::inference_failed(
+            &self.series,
+            Failed::of(error, part.request.leaves_at, now),
+            request_ns,
+        );
         record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.
-    fn record(&self, part: &Part, answer: &mut InferResult, timeline: Timeline, is_abandoned: bool) {
+    fn record(
+        &self,
+        part: &Part,
+        answer: &mut InferResult,
+        timeline: Timeline,
+        is_abandoned: bool,
+    ) {
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
@@ -223,15 +277,16 @@ impl Driver {
         }
     }
 
-    /// Records the times of the successful requests, and the part of the batch's `elapsed_ns` that was not execution.
+    /// Records the times of the successful requests, and the part of the batch's `elapsed_ns` that
+    /// was not execution.
     fn record_times(&self, answers: &[InferResult], done: &Done, elapsed_ns: u64) {
         let timelines = answers.iter().flatten().map(|response| &response.timeline);
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
         record::batch_times(&self.series, timelines, elapsed_ns.saturating_sub(executed_ns));
     }
 
-    /// Stores the responses of a batch to requests that were not found, before they are sent. Returns the times that the cache took
-    /// for each request; empty if the model uses no cache.
+    /// Stores the responses of a batch to requests that were not found, before they are sent.
+    /// Returns the times that the cache took for each request; empty if the model uses no cache.
     pub(super) fn store_all(
         &self,
         requests: &mut [(RequestId, Request)],
@@ -240,11 +295,15 @@ impl Driver {
         if self.cache.is_none() {
             return Vec::new();
         }
-        requests.iter_mut().zip(answers).map(|((_, request), answer)| self.store(request, answer)).collect()
+        requests
+            .iter_mut()
+            .zip(answers)
+            .map(|((_, request), answer)| self.store(request, answer))
+            .collect()
     }
 
-    /// Stores the response to a request that was not found, before it is sent. Errors are not stored; the next request that waits
-    /// for the same response is executed.
+    /// Stores the response to a request that was not found, before it is sent. Errors are not
+    /// stored; the next request that waits for the same response is executed.
     pub(super) fn store(&self, request: &mut Request, answer: &InferResult) -> Option<MissTimes> {
         let cache = self.cache.as_ref()?;
         let miss = request.miss.take()?;
@@ -252,13 +311,14 @@ impl Driver {
         Some(if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) })
     }
 
-    /// Returns whether responses may be found and stored in a response cache: all instances execute the loaded files.
+    /// Returns whether responses may be found and stored in a response cache: all instances execute
+    /// the loaded files.
     pub(crate) fn may_cache(&self) -> bool {
         !self.caching_stopped.load(Ordering::Acquire)
     }
 
-    /// Ends the use of response caches, also by ensembles, because an instance is about to execute other files than the model
-    /// was loaded with.
+    /// Ends the use of response caches, also by ensembles, because an instance is about to execute
+    /// other files than the model was loaded with.
     pub(crate) fn stop_caching(&self) {
         if !self.caching_stopped.swap(true, Ordering::AcqRel) {
             tracing::warn!(
@@ -274,7 +334,9 @@ impl Driver {
         if self.ordered {
             let now = clock::now();
             self.turn(now, |state| {
-                for ((id, request), answer) in answers.filter(|((_, request), _)| !request.part.padding) {
+                for ((id, request), answer) in
+                    answers.filter(|((_, request), _)| !request.part.padding)
+                {
                     self.finish(state, id, request, answer);
                 }
             });
@@ -285,9 +347,15 @@ impl Driver {
         }
     }
 
-    /// Sends an answer that was made under the lock, through the order if the model keeps one. Sending on a oneshot channel only
-    /// stores the answer and wakes a task.
-    pub(super) fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: InferResult) {
+    /// Sends an answer that was made under the lock, through the order if the model keeps one.
+    /// Sending on a oneshot channel only stores the answer and wakes a task.
+    pub(super) fn finish(
+        &self,
+        state: &mut State,
+        id: RequestId,
+        mut request: Request,
+        answer: InferResult,
+    ) {
         // Requests that wait for the same response must not also wait for this answer's turn.
         request.miss = None;
         let leaving = match &mut state.order {

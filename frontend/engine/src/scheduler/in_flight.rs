@@ -1,5 +1,5 @@
-//! Batches at the instances: the ready instances, what each executes, and the requests of batches that were not sent, were lost with
-//! an instance, or are executed again.
+//! Batches at the instances: the ready instances, what each executes, and the requests of batches
+//! that were not sent, were lost with an instance, or are executed again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const PADDING: RequestId = RequestId(u64::MAX);
 const EMPTY_ELEMENT: u64 = 4;
 
 /// Triton's text.
-const NOT_ITERATIVE: &str = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not \
-                             configured to handle such a flag.";
+const NOT_ITERATIVE: &str = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, \
+                             while the model is not configured to handle such a flag.";
 
 /// A batch that was sent to an instance and is not done.
 pub(super) struct InFlight {
@@ -54,7 +54,9 @@ impl InFlight {
     pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
-            let Some(place) = place.filter(|(_, request)| !request.part.padding && !request.sender.has_ended()) else {
+            let Some(place) =
+                place.filter(|(_, request)| !request.part.padding && !request.sender.has_ended())
+            else {
                 continue;
             };
             let stand_in = Request::padding(stand_in(&place.1.part));
@@ -63,8 +65,8 @@ impl InFlight {
     }
 }
 
-/// The deferred requests of one instance, by batch and position in it: their backend answers them after their batch is over, while
-/// the instance executes other batches.
+/// The deferred requests of one instance, by batch and position in it: their backend answers them
+/// after their batch is over, while the instance executes other batches.
 pub(super) type Deferred = HashMap<(u64, u32), (RequestId, Request)>;
 
 /// A ready instance.
@@ -145,13 +147,15 @@ impl BusyTime {
 pub(crate) struct Load {
     /// Requests that instances execute, deferred requests included.
     pub(crate) executing: usize,
-    /// Requests in the queue, and requests of batches that wait behind another batch at an instance.
+    /// Requests in the queue, and requests of batches that wait behind another batch at an
+    /// instance.
     pub(crate) waiting: usize,
     /// Ready instances.
     pub(crate) instances: usize,
     /// Requests that these can execute at once.
     pub(crate) slots: u64,
-    /// The nanoseconds in which instances were busy since the load of the model, added over all instances.
+    /// The nanoseconds in which instances were busy since the load of the model, added over all
+    /// instances.
     pub(crate) busy_ns: u64,
 }
 
@@ -172,7 +176,8 @@ impl State {
     /// Returns the frame that cancels a deferred request, with the link of its instance.
     pub(super) fn cancellation_frame(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
         self.members.values().find_map(|member| {
-            let (&(batch, position), _) = member.deferred.iter().find(|(_, (request, _))| *request == id)?;
+            let (&(batch, position), _) =
+                member.deferred.iter().find(|(_, (request, _))| *request == id)?;
             Some((member.link.clone(), ToWorker::CancelRequest(batch, position)))
         })
     }
@@ -225,7 +230,11 @@ impl Driver {
         for place in taken {
             match (place, &padding) {
                 (Some((step, request)), _) => {
-                    steps.push(Some(SequenceStep { key: step.key, start: step.start, end: step.end }));
+                    steps.push(Some(SequenceStep {
+                        key: step.key,
+                        start: step.start,
+                        end: step.end,
+                    }));
                     requests.push((step.request, request));
                 }
                 (None, Some(padding)) => {
@@ -246,11 +255,16 @@ impl Driver {
         link.inputs_read(&done);
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
-            let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
+            let Some(position) =
+                member.in_flight.iter().position(|batch| batch.batch == done.batch)
+            else {
+                return;
+            };
             let mut batch = member.take(position);
             state.last_answered = now;
             executing_since = std::mem::replace(&mut member.executing_since, now);
-            // A batch that was sent second and finished first (two threads sent concurrently) was never counted as executing.
+            // A batch that was sent second and finished first (two threads sent concurrently) was
+            // never counted as executing.
             let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
@@ -264,18 +278,26 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
-            batch.requests.iter().for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
+            batch
+                .requests
+                .iter()
+                .for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, executing_since, now);
         }
         link.inputs_lent(&done);
     }
 
-    /// Queues the rescheduled requests of a batch before the scheduler is notified that the batch is done, and replaces them by
-    /// padding. Requests that cannot be rescheduled are added to the batch's failed requests.
+    /// Queues the rescheduled requests of a batch before the scheduler is notified that the batch
+    /// is done, and replaces them by padding. Requests that cannot be rescheduled are added to the
+    /// batch's failed requests.
     fn reschedule(&self, state: &mut State, batch: &mut InFlight, done: &mut Done, now: Instant) {
         for position in std::mem::take(&mut done.rescheduled) {
-            let has_failed = done.error.is_some() || done.failed.iter().any(|(failed, _)| *failed == position);
-            let Some(place) = batch.requests.get_mut(position as usize).filter(|_| !has_failed) else { continue };
+            let has_failed =
+                done.error.is_some() || done.failed.iter().any(|(failed, _)| *failed == position);
+            let Some(place) = batch.requests.get_mut(position as usize).filter(|_| !has_failed)
+            else {
+                continue;
+            };
             let (id, request) = &*place;
             let id = *id;
             if request.part.padding || request.sender.has_ended() {
@@ -286,7 +308,8 @@ impl Driver {
             } else if !state.scheduler.reschedule(id, request.sender.is_behind()) {
                 done.failed.push((position, InferError::internal(NOT_ITERATIVE).into()));
             } else {
-                let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
+                let (_, request) =
+                    std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
                 let executed = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..executed.request.timeline };
                 {
@@ -298,18 +321,23 @@ impl Driver {
                 request_trace::rescheduled(&executed.request, &done.stamps, now);
                 let mut again = executed.request.clone();
                 again.timeline.queue_start = now;
-                let part = Arc::new(Part { request: again, checked: executed.checked, padding: false });
+                let part =
+                    Arc::new(Part { request: again, checked: executed.checked, padding: false });
                 state.queued.insert(id, Request { part, ..request });
             }
         }
     }
 
-    /// Handles batches that could not be sent, and removes them from their instances. Of several requests, each is sent alone: one
-    /// that is too large, or too large together with others, must not fail the others.
+    /// Handles batches that could not be sent, and removes them from their instances. Of several
+    /// requests, each is sent alone: one that is too large, or too large together with others, must
+    /// not fail the others.
     pub(super) fn unsent(&self, state: &mut State, batches: Vec<Unsent>, now: Instant) {
         for Unsent { instance, batch, error } in batches {
             let Some(member) = state.members.get_mut(&instance) else { continue };
-            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { continue };
+            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch)
+            else {
+                continue;
+            };
             let unsent = member.take(position);
             member.update_busy_time(now);
             if position > 0 {
@@ -320,7 +348,9 @@ impl Driver {
             state.scheduler.batch_unsent(instance, now);
             // A sequence would continue without the step.
             let divides = unsent.requests.len() > 1 && !self.has_sequences() && !state.closed;
-            for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
+            for (id, request) in
+                unsent.requests.into_iter().filter(|(_, request)| !request.part.padding)
+            {
                 match divides && !request.sender.is_closed() {
                     true => self.send_alone(state, id, request, now),
                     false => self.fail_unsent(state, id, request, &error, now),
@@ -332,13 +362,21 @@ impl Driver {
     /// Queues a request of a batch that could not be sent; no other request has its key.
     fn send_alone(&self, state: &mut State, id: RequestId, request: Request, now: Instant) {
         let part = request.part.clone();
-        let ticket = Ticket { shape_key: u64::MAX - id.0, ..ticket(id, &part.request, &part.checked) };
+        let ticket =
+            Ticket { shape_key: u64::MAX - id.0, ..ticket(id, &part.request, &part.checked) };
         record::request_pending(&self.series, 1);
         state.queued.insert(id, request);
         state.scheduler.requeue(ticket, part.request.timeline.queue_start, now);
     }
 
-    fn fail_unsent(&self, state: &mut State, id: RequestId, request: Request, error: &InferError, now: Instant) {
+    fn fail_unsent(
+        &self,
+        state: &mut State,
+        id: RequestId,
+        request: Request,
+        error: &InferError,
+        now: Instant,
+    ) {
         let ns = now.ns_since(request.part.request.timeline.request_start);
         self.record_failed(&request.part, error, ns);
         request.sender.record_end(&self.series);
@@ -347,7 +385,8 @@ impl Driver {
         self.finish(state, id, request, Err(error));
     }
 
-    /// Removes a lost instance. The requests that it executed are retried once on another instance, or fail.
+    /// Removes a lost instance. The requests that it executed are retried once on another instance,
+    /// or fail.
     pub(crate) fn instance_lost(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -367,9 +406,16 @@ impl Driver {
         });
     }
 
-    /// Queues a request of a lost instance again, or fails it. Only a request that was executing can have crashed the instance; the
-    /// others have had no try.
-    fn request_lost(&self, state: &mut State, id: RequestId, mut request: Request, was_executing: bool, now: Instant) {
+    /// Queues a request of a lost instance again, or fails it. Only a request that was executing
+    /// can have crashed the instance; the others have had no try.
+    fn request_lost(
+        &self,
+        state: &mut State,
+        id: RequestId,
+        mut request: Request,
+        was_executing: bool,
+        now: Instant,
+    ) {
         if was_executing {
             // The request counts as pending again.
             record::request_pending(&self.series, 1);
@@ -381,7 +427,8 @@ impl Driver {
         }
         let has_begun = request.sender.has_begun();
         let has_left = request.sender.is_closed();
-        let may_run_again = !was_executing || (!request.retried && self.config.backend != envelope::BACKEND);
+        let may_run_again =
+            !was_executing || (!request.retried && self.config.backend != envelope::BACKEND);
         if may_run_again && !has_begun && !has_left && !state.closed && !self.has_sequences() {
             request.retried |= was_executing;
             let ticket = ticket(id, &request.part.request, &request.part.checked);
@@ -423,8 +470,8 @@ impl Driver {
         self.killed.load(Ordering::Relaxed) > since.0
     }
 
-    /// Stops sending new batches or sequences to an instance; its current ones continue to their ends. Until
-    /// [`Driver::dismiss`], it is not added again, even if its process restarts.
+    /// Stops sending new batches or sequences to an instance; its current ones continue to their
+    /// ends. Until [`Driver::dismiss`], it is not added again, even if its process restarts.
     pub(crate) fn retire(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -448,7 +495,8 @@ impl Driver {
         retired
     }
 
-    /// Forgets a retired instance whose process has ended, and removes it from the rate limiter. Its number can be used again.
+    /// Forgets a retired instance whose process has ended, and removes it from the rate limiter.
+    /// Its number can be used again.
     pub(crate) fn dismiss(&self, instance: InstanceId) {
         self.lock().retired.remove(&instance);
         if let Some(registration) = &self.limits {
@@ -478,7 +526,8 @@ impl Driver {
         let mut unanswered = state.queued.len();
         for member in state.members.values() {
             unanswered += member.deferred.len();
-            unanswered += member.in_flight.iter().map(|batch| batch.count() as usize).sum::<usize>();
+            unanswered +=
+                member.in_flight.iter().map(|batch| batch.count() as usize).sum::<usize>();
         }
         unanswered
     }
@@ -491,7 +540,10 @@ impl Driver {
                 return Some(request.part.clone());
             }
             if let Some(flying) = member.in_flight.iter().find(|flying| flying.batch == batch) {
-                return flying.requests.get(position as usize).map(|(_, request)| request.part.clone());
+                return flying
+                    .requests
+                    .get(position as usize)
+                    .map(|(_, request)| request.part.clone());
             }
         }
         None
@@ -500,7 +552,11 @@ impl Driver {
     /// Returns the current load.
     pub(crate) fn load(&self, now: Instant) -> Load {
         let state = self.lock();
-        let mut load = Load { waiting: state.queued.len(), busy_ns: state.busy_of_removed_ns, ..Load::default() };
+        let mut load = Load {
+            waiting: state.queued.len(),
+            busy_ns: state.busy_of_removed_ns,
+            ..Load::default()
+        };
         for member in state.members.values() {
             let mut batches = member.in_flight.iter().map(|batch| batch.count() as usize);
             load.executing += batches.next().unwrap_or_default() + member.deferred.len();
@@ -517,7 +573,8 @@ impl Driver {
         u64::from(self.config.max_batch_size).max(1)
     }
 
-    /// Returns the requests of batch size 1 that the next batch can take besides the requests in the queue.
+    /// Returns the requests of batch size 1 that the next batch can take besides the requests in
+    /// the queue.
     pub(crate) fn free_batch_slots(&self) -> u64 {
         let most = self.batch_slots();
         let state = self.lock();
@@ -529,7 +586,8 @@ impl Driver {
         free
     }
 
-    /// Returns the nanoseconds since the last call in which each instance was busy, also of instances that were lost.
+    /// Returns the nanoseconds since the last call in which each instance was busy, also of
+    /// instances that were lost.
     pub(crate) fn take_busy_ns(&self, now: Instant) -> HashMap<InstanceId, u64> {
         let mut state = self.lock();
         let mut all = std::mem::take(&mut state.unrecorded_busy_ns);
@@ -541,7 +599,8 @@ impl Driver {
 
     /// Moves the metrics that workers have sent into the cache.
     pub(crate) fn drain_metrics(&self, cache: &Cache) {
-        let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
+        let links: Vec<SharedLink> =
+            self.lock().members.values().map(|member| member.link.clone()).collect();
         for link in links {
             link.ring.scrape(cache, &self.series);
         }
@@ -576,7 +635,8 @@ fn zeros(like: &Part) -> Arc<Part> {
             Some(_) => data.len(),
             None => usize::try_from(element_count(shape).unwrap_or(0) * EMPTY_ELEMENT).unwrap_or(0),
         };
-        let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::from(vec![0; len]) };
+        let tensor =
+            Tensor { datatype: *datatype, shape: shape.clone(), data: Data::from(vec![0; len]) };
         request.inputs.push(InferInput { name: name.clone(), tensor });
     }
     for output in &like.request.outputs {
@@ -588,7 +648,8 @@ fn zeros(like: &Part) -> Arc<Part> {
 
 /// Returns a placeholder for splitting the batch's outputs: the request's shapes without its data.
 fn stand_in(part: &Part) -> Arc<Part> {
-    let mut request = InferRequest { outputs: part.request.outputs.clone(), ..InferRequest::default() };
+    let mut request =
+        InferRequest { outputs: part.request.outputs.clone(), ..InferRequest::default() };
     for InferInput { name, tensor: Tensor { datatype, shape, .. } } in &part.request.inputs {
         let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::default() };
         request.inputs.push(InferInput { name: name.clone(), tensor });
@@ -596,8 +657,8 @@ fn stand_in(part: &Part) -> Arc<Part> {
     Arc::new(Part { request, checked: part.checked, padding: true })
 }
 
-/// Returns the error of a request whose worker died and that is not retried: it was before, some of its responses were sent, or
-/// the clients of its backend expect the error.
+/// Returns the error of a request whose worker died and that is not retried: it was before, some of
+/// its responses were sent, or the clients of its backend expect the error.
 fn lost(model: &ModelVersion, how: &str) -> InferError {
     let text = format!("the worker of model '{}' version {} died {how}", model.name, model.version);
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)

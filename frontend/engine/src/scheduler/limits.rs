@@ -1,14 +1,16 @@
 //! The rate limiter that all drivers share, as `pharos::scheduler::rate_limiter` decides.
 //!
-//! A driver stages, withdraws and releases its instances under its own lock, so that the limiter gets the calls of an instance in
-//! the order of its scheduler's decisions. The limiter's lock is the innermost: while it is held, no driver's lock is taken, no
-//! turn is run and no client is answered. After calling the limiter, the driver asks it for the next grant. Grants to its own
-//! instances go to its scheduler within the same turn. A grant to another driver's instance is delivered to that driver as a
-//! separate turn, when no lock is held.
+//! A driver stages, withdraws and releases its instances under its own lock, so that the limiter
+//! gets the calls of an instance in the order of its scheduler's decisions. The limiter's lock is
+//! the innermost: while it is held, no driver's lock is taken, no turn is run and no client is
+//! answered. After calling the limiter, the driver asks it for the next grant. Grants to its own
+//! instances go to its scheduler within the same turn. A grant to another driver's instance is
+//! delivered to that driver as a separate turn, when no lock is held.
 //!
-//! A grant may arrive too late, when the instance was lost or nothing waits any more. The driver therefore checks that the
-//! instance still holds its resources and that its scheduler still needs them. The scheduler withdraws or releases in the same
-//! turn whatever it gives up, so no resources leak: they are in use, or granted to an instance that needs them.
+//! A grant may arrive too late, when the instance was lost or nothing waits any more. The driver
+//! therefore checks that the instance still holds its resources and that its scheduler still needs
+//! them. The scheduler withdraws or releases in the same turn whatever it gives up, so no resources
+//! leak: they are in use, or granted to an instance that needs them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +43,11 @@ impl LimiterState {
     /// Logs the amount of each resource whose amount has changed.
     fn log_changes(&mut self) {
         let usage = self.limiter.usage().into_iter();
-        let now: BTreeMap<_, _> = usage.map(|usage| ((usage.name, usage.device), usage.total)).collect();
-        for ((name, device), total) in now.iter().filter(|(key, total)| self.logged.get(*key) != Some(*total)) {
+        let now: BTreeMap<_, _> =
+            usage.map(|usage| ((usage.name, usage.device), usage.total)).collect();
+        for ((name, device), total) in
+            now.iter().filter(|(key, total)| self.logged.get(*key) != Some(*total))
+        {
             let device = device.map_or_else(|| "all".to_owned(), |device| device.to_string());
             // Triton logs `Resource: R1\t Count: 3`; the tab is escaped here.
             tracing::info!(
@@ -63,8 +68,11 @@ pub(super) struct Grant {
 impl Limits {
     /// Creates a limiter with these explicit limits.
     pub(crate) fn new(limits: Vec<Limit>) -> Arc<Self> {
-        let shared =
-            LimiterState { limiter: RateLimiter::new(limits), owners: HashMap::new(), logged: BTreeMap::new() };
+        let shared = LimiterState {
+            limiter: RateLimiter::new(limits),
+            owners: HashMap::new(),
+            logged: BTreeMap::new(),
+        };
         Arc::new(Self { state: Mutex::new(shared) })
     }
 
@@ -89,7 +97,9 @@ impl Limits {
         loop {
             let member = shared.limiter.poll(now)?;
             match shared.owners.get(&member) {
-                Some((driver, instance)) => return Some(Grant { driver: driver.clone(), instance: *instance }),
+                Some((driver, instance)) => {
+                    return Some(Grant { driver: driver.clone(), instance: *instance });
+                }
                 None => shared.limiter.withdraw(member),
             }
         }
@@ -158,7 +168,8 @@ impl Registration {
     /// Removes instances and frees their resources.
     pub(crate) fn remove(&self, instances: &[InstanceId]) {
         let mut members = self.members();
-        let gone: Vec<Member> = instances.iter().filter_map(|instance| members.remove(instance)).collect();
+        let gone: Vec<Member> =
+            instances.iter().filter_map(|instance| members.remove(instance)).collect();
         drop(members);
         let waited = self.waited(&gone, clock::now()).1;
         self.removed_ns.fetch_add(waited, Ordering::Relaxed);
@@ -202,13 +213,18 @@ impl Registration {
         self.owner.get().is_some_and(|owner| owner.ptr_eq(&grant.driver))
     }
 
-    pub(super) fn update(&self, instance: InstanceId, update: impl FnOnce(&mut RateLimiter, Member)) {
+    pub(super) fn update(
+        &self,
+        instance: InstanceId,
+        update: impl FnOnce(&mut RateLimiter, Member),
+    ) {
         if let Some(member) = self.member(instance) {
             update(&mut self.limits.lock().limiter, member);
         }
     }
 
-    /// Returns the number of instances that wait for resources, and the total waiting time since the last call.
+    /// Returns the number of instances that wait for resources, and the total waiting time since
+    /// the last call.
     pub(super) fn waiting(&self, now: Instant) -> (usize, Duration) {
         let members: Vec<Member> = self.members().values().copied().collect();
         let (count, ns) = self.waited(&members, now);
@@ -257,8 +273,11 @@ mod tests {
         registration.bind(&Weak::new());
         let active = placement(2);
         let passive = Placement { passive: true, ..placement(2) };
-        registration.add(&[(InstanceId(0), &active), (InstanceId(1), &passive), (InstanceId(2), &active)]).unwrap();
-        let mut instances: Vec<u32> = registration.members().keys().map(|instance| instance.0).collect();
+        registration
+            .add(&[(InstanceId(0), &active), (InstanceId(1), &passive), (InstanceId(2), &active)])
+            .unwrap();
+        let mut instances: Vec<u32> =
+            registration.members().keys().map(|instance| instance.0).collect();
         instances.sort_unstable();
         assert_eq!(instances, [0, 2]);
         registration.update(InstanceId(0), |limiter, member| limiter.stage(member, Instant(1)));

@@ -28,15 +28,16 @@ pub(crate) struct Placement {
 pub(crate) struct OnGpu {
     /// The GPU's number.
     pub(crate) number: u32,
-    /// The index of the instance among the instances of its group on this GPU, from 0. If the GPU is divided into MIG devices, they are
-    /// assigned in this order.
+    /// The index of the instance among the instances of its group on this GPU, from 0. If the GPU
+    /// is divided into MIG devices, they are assigned in this order.
     pub(crate) turn: u32,
     /// The group's name, for messages.
     pub(crate) group: String,
 }
 
 impl Placement {
-    /// Returns whether an instance of one placement can serve the other. Names do not matter, as in Triton.
+    /// Returns whether an instance of one placement can serve the other. Names do not matter, as in
+    /// Triton.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         fn of(placement: &Placement) -> (bool, &Demand, Option<u32>, &str) {
             let Placement { passive, demand, device, policy, .. } = placement;
@@ -46,9 +47,9 @@ impl Placement {
     }
 }
 
-/// Returns the instances of all groups in order. Groups of the same name continue the numbering: `g_0`, `g_1` and so on. As in
-/// Triton, a group first has one instance on each of its GPUs, then the second ones, so that a higher count keeps the existing
-/// placements.
+/// Returns the instances of all groups in order. Groups of the same name continue the numbering:
+/// `g_0`, `g_1` and so on. As in Triton, a group first has one instance on each of its GPUs, then
+/// the second ones, so that a higher count keeps the existing placements.
 pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
     let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
     let mut numbers = BTreeMap::<&str, u32>::new();
@@ -125,17 +126,26 @@ mod tests {
             names("instance_group [ { count: 2 }, { name: 'x' kind: KIND_MODEL } ]", 1),
             ["m_0_0", "m_0_1", "x_0"]
         );
-        assert_eq!(names("instance_group [ { name: 'x' count: 2 }, { name: 'x' } ]", 1), ["x_0", "x_1", "x_2"]);
-        assert_eq!(names("instance_group { name: 'g' kind: KIND_GPU count: 2 }", 1), ["g_0", "g_1", "g_2", "g_3"]);
+        assert_eq!(
+            names("instance_group [ { name: 'x' count: 2 }, { name: 'x' } ]", 1),
+            ["x_0", "x_1", "x_2"]
+        );
+        assert_eq!(
+            names("instance_group { name: 'g' kind: KIND_GPU count: 2 }", 1),
+            ["g_0", "g_1", "g_2", "g_3"]
+        );
     }
 
     #[test]
     fn resources_are_those_of_the_device_or_global() {
-        let limiter =
-            "rate_limiter { resources [ { name: 'R' count: 2 }, { name: 'S' global: true count: 1 } ] priority: 4 }";
+        let limiter = "rate_limiter { resources [ { name: 'R' count: 2 }, { name: 'S' global: \
+                       true count: 1 } ] priority: 4 }";
         let demand = |group: &str, instance: usize| {
-            let demand = placements(&format!("instance_group {{ {group} {limiter} }}"), 1).swap_remove(instance).demand;
-            let needs = demand.resources.into_iter().map(|need| (need.name, need.device, need.count));
+            let demand = placements(&format!("instance_group {{ {group} {limiter} }}"), 1)
+                .swap_remove(instance)
+                .demand;
+            let needs =
+                demand.resources.into_iter().map(|need| (need.name, need.device, need.count));
             (needs.collect::<Vec<_>>(), demand.priority)
         };
         let needs = |device| vec![("R".to_owned(), Some(device), 2), ("S".to_owned(), None, 1)];
@@ -148,8 +158,9 @@ mod tests {
     #[test]
     fn a_group_has_its_count_on_each_gpu() {
         let devices = |groups: &str| {
-            let device =
-                |placement: Placement| placement.device.map(|device| (device.number, device.turn, device.group));
+            let device = |placement: Placement| {
+                placement.device.map(|device| (device.number, device.turn, device.group))
+            };
             placements(groups, 1).into_iter().map(device).collect::<Vec<_>>()
         };
         let on = |number, turn| Some((number, turn, "g".to_owned()));
@@ -162,7 +173,8 @@ mod tests {
 
     #[test]
     fn instances_are_alike_if_only_their_names_and_turns_differ() {
-        let one = |group: &str| placements(&format!("instance_group {{ {group} }}"), 1).swap_remove(0);
+        let one =
+            |group: &str| placements(&format!("instance_group {{ {group} }}"), 1).swap_remove(0);
         let usual = one("name: 'g' kind: KIND_CPU");
         for (group, expected) in [
             ("name: 'other' kind: KIND_CPU", true),
@@ -177,7 +189,11 @@ mod tests {
 
     #[test]
     fn passive_groups_have_passive_instances() {
-        let passive = |groups| placements(groups, 1).into_iter().map(|one| one.passive).collect::<Vec<_>>();
-        assert_eq!(passive("instance_group [ { count: 1 }, { passive: true count: 2 } ]"), [false, true, true]);
+        let passive =
+            |groups| placements(groups, 1).into_iter().map(|one| one.passive).collect::<Vec<_>>();
+        assert_eq!(
+            passive("instance_group [ { count: 1 }, { passive: true count: 2 } ]"),
+            [false, true, true]
+        );
     }
 }

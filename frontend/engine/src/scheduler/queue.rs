@@ -1,4 +1,5 @@
-//! Requests before an instance executes them: the response cache, the queue, and the sequences of the scheduler.
+//! Requests before an instance executes them: the response cache, the queue, and the sequences of
+//! the scheduler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,8 @@ use crate::cache::{Found, LookUpTimes, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// The maximum number of priority levels with series from the start; a model may have any number of levels.
+/// The maximum number of priority levels with series from the start; a model may have any number of
+/// levels.
 const MAX_LEVELS: u64 = 16;
 
 /// Builds and records the response to a request from a cache entry.
@@ -36,7 +38,8 @@ pub(crate) fn answer_found(
     let LookUpTimes { started, ended } = times;
     let mut response = entry.to_response(config, series.model().version, request);
     let timeline = &mut response.timeline;
-    timeline.compute = ComputeStamps { start: started, input_end: started, output_start: started, end: started };
+    timeline.compute =
+        ComputeStamps { start: started, input_end: started, output_start: started, end: started };
     timeline.request_end = clock::now();
     timeline.cache = Some(CacheLookup::Hit);
     {
@@ -59,17 +62,24 @@ pub(crate) fn record_miss(series: &ModelSeries, times: MissTimes, response: &mut
 }
 
 impl Driver {
-    /// Answers a checked request from the response cache or the queue. Dropping the future cancels the request.
+    /// Answers a checked request from the response cache or the queue. Dropping the future cancels
+    /// the request.
     ///
     /// # Errors
     /// The request is invalid, the queue refuses it, or the backend fails.
-    pub(crate) async fn infer(&self, mut request: Box<InferRequest>, checked: Checked) -> InferResult {
+    pub(crate) async fn infer(
+        &self,
+        mut request: Box<InferRequest>,
+        checked: Checked,
+    ) -> InferResult {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
         request_trace::queued(&self.model, &request);
         let mut miss = None;
-        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache()) {
+        if let Some(cache) =
+            self.cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache())
+        {
             // Boxed: requests without the cache should not move the large futures.
             match Box::pin(self.look_up(cache, id, &request, &checked)).await {
                 Found::Hit(entry, times) => {
@@ -186,7 +196,8 @@ impl Driver {
         }
         request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
-            // Answered out of order, as in Triton: requests that were not executed wait for no other.
+            // Answered out of order, as in Triton: requests that were not executed wait for no
+            // other.
             order.remove(id);
         }
         self.finish(state, id, request, Err(error));
@@ -196,7 +207,8 @@ impl Driver {
         reason.error(&self.model.name, &request.part.request.correlation_id)
     }
 
-    /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are no longer retried.
+    /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are
+    /// no longer retried.
     pub(crate) fn reject_all_at_exit(&self) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -215,8 +227,8 @@ impl Driver {
         });
     }
 
-    /// Rejects requests that have waited longer than `longest`, if no instance is ready and none has answered anything for that
-    /// time. The first of their consecutive losses was at `lost`.
+    /// Rejects requests that have waited longer than `longest`, if no instance is ready and none
+    /// has answered anything for that time. The first of their consecutive losses was at `lost`.
     pub(crate) fn reject_waiting(&self, longest: Duration, lost: Instant) {
         let now = clock::now();
         let ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
@@ -240,7 +252,8 @@ impl Driver {
         self.lock().scheduler.waiting()
     }
 
-    /// Returns the priority levels that have series from the start; others have series while requests wait there.
+    /// Returns the priority levels that have series from the start; others have series while
+    /// requests wait there.
     pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
         match self.priority_levels {
             0 => 0..=0,
@@ -260,11 +273,15 @@ impl Driver {
 
     /// Returns whether each request is a separate sequence.
     pub(super) fn is_iterative(&self) -> bool {
-        matches!(self.config.scheduling, Scheduling::Sequence(SequenceBatching { iterative: true, .. }))
+        matches!(
+            self.config.scheduling,
+            Scheduling::Sequence(SequenceBatching { iterative: true, .. })
+        )
     }
 
-    /// Returns the sequence counts of a model with sequences, and since the last call the numbers of sequences evicted for
-    /// idleness, of requests refused for their START flag, and of sequences restarted by it.
+    /// Returns the sequence counts of a model with sequences, and since the last call the numbers
+    /// of sequences evicted for idleness, of requests refused for their START flag, and of
+    /// sequences restarted by it.
     pub(crate) fn sequences(&self) -> Option<(SequenceCounts, [u64; 3])> {
         let now = self.lock().scheduler.sequences()?;
         let [evicted, refused, restarted] = &self.sequences_recorded;
@@ -276,10 +293,11 @@ impl Driver {
         Some((now, new))
     }
 
-    /// Returns the number of open sequences that shutdown waits for. Sequences with implicit start end only by idleness, so they are
-    /// not waited for.
+    /// Returns the number of open sequences that shutdown waits for. Sequences with implicit start
+    /// end only by idleness, so they are not waited for.
     pub(crate) fn sequences_to_end(&self) -> usize {
-        if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
+        if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start)
+        {
             return 0;
         }
         self.open_sequences()
@@ -312,12 +330,17 @@ impl Driver {
         self.turn(now, |state| state.scheduler.close_sequences(now));
     }
 
-    /// Logs that an active sequence was restarted; at most once a second, since any client can cause it.
+    /// Logs that an active sequence was restarted; at most once a second, since any client can
+    /// cause it.
     pub(super) fn notify_restarted(&self, sequence: &CorrelationId) {
         let held = self.restarts_logged.lock().admit(clock::now());
         let Some(held) = held else { return };
         let id = shortened(sequence.to_string().as_bytes());
-        let more = if held > 0 { format!(" (and {held} more since the last message)") } else { String::new() };
+        let more = if held > 0 {
+            format!(" (and {held} more since the last message)")
+        } else {
+            String::new()
+        };
         tracing::warn!(
             model = %self.model,
             "the START flag restarted the active sequence {id}; waiting requests of the old sequence are executed \
@@ -340,7 +363,11 @@ impl Drop for LookUpGuard<'_> {
         let ns = now.ns_since(self.request.timeline.request_start);
         {
             let _transaction = self.driver.series.begin();
-            record::inference_failed(&self.driver.series, Failed::abandoned(self.request.leaves_at, now), ns);
+            record::inference_failed(
+                &self.driver.series,
+                Failed::abandoned(self.request.leaves_at, now),
+                ns,
+            );
             record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
         }
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
@@ -379,7 +406,8 @@ impl<'a> CancelOnDrop<'a> {
     }
 }
 
-/// Signals the instance that executes a request, or soon will, that it was cancelled. Returns the batch and the position in it.
+/// Signals the instance that executes a request, or soon will, that it was cancelled. Returns the
+/// batch and the position in it.
 fn flag_cancelled(state: &mut State, id: RequestId) -> Option<BatchPosition> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {
@@ -387,7 +415,11 @@ fn flag_cancelled(state: &mut State, id: RequestId) -> Option<BatchPosition> {
                 member.link.arenas.inputs.set_cancelled(batch.flags, position);
                 batch.has_cancelled = true;
                 let request = u32::try_from(position).unwrap_or(u32::MAX);
-                return Some(BatchPosition { link: member.link.clone(), batch: batch.batch, request });
+                return Some(BatchPosition {
+                    link: member.link.clone(),
+                    batch: batch.batch,
+                    request,
+                });
             }
         }
     }

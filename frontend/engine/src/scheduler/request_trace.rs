@@ -1,4 +1,5 @@
-//! Trace reports of the driver and of ensembles. For requests without a trace, each function is a single branch.
+//! Trace reports of the driver and of ensembles. For requests without a trace, each function is a
+//! single branch.
 
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
@@ -72,7 +73,8 @@ pub(crate) fn failed(traced: Option<&Traced>, error: &InferError, at: Instant) {
     }
 }
 
-/// Returns the failure text of a trace. The error of a cancelled request is never sent, so its text is empty.
+/// Returns the failure text of a trace. The error of a cancelled request is never sent, so its text
+/// is empty.
 fn reason(error: &InferError) -> &str {
     if error.message.is_empty() { "cancelled" } else { &error.message }
 }

@@ -3,7 +3,8 @@
 use pharos::model::{self, ModelConfig, Scheduling, SequenceBatching};
 use pharos::scheduler::{QueuePolicy, SequenceSettings, SequenceStrategy, Settings, TimeoutAction};
 
-/// Delays the scheduler until this many requests wait, so that tests can control batches (Triton's name).
+/// Delays the scheduler until this many requests wait, so that tests can control batches (Triton's
+/// name).
 const DELAY_VARIABLE: &str = "TRITONSERVER_DELAY_SCHEDULER";
 
 /// Delays the scheduler until this many requests wait in sequences without a slot (Triton's name).
@@ -45,10 +46,18 @@ fn sequences(config: &ModelConfig, batching: &SequenceBatching) -> Settings {
             (SequenceStrategy::Direct { minimum_slot_utilization }, Vec::new(), *max_queue_delay_us)
         }
         model::SequenceStrategy::Oldest {
-            max_candidate_sequences, preferred_batch_sizes, max_queue_delay_us, ..
+            max_candidate_sequences,
+            preferred_batch_sizes,
+            max_queue_delay_us,
+            ..
         } => {
-            let max_candidate_sequences = if *max_candidate_sequences == 0 { most } else { *max_candidate_sequences };
-            (SequenceStrategy::Oldest { max_candidate_sequences }, preferred_batch_sizes.clone(), *max_queue_delay_us)
+            let max_candidate_sequences =
+                if *max_candidate_sequences == 0 { most } else { *max_candidate_sequences };
+            (
+                SequenceStrategy::Oldest { max_candidate_sequences },
+                preferred_batch_sizes.clone(),
+                *max_queue_delay_us,
+            )
         }
     };
     Settings {

@@ -1,9 +1,10 @@
-//! Requests of decoupled models. Each is answered through a bounded channel, any number of times, while its batch is executed. A
-//! worker may have [`CREDITS`] unread responses of a request; credit returns to it as the reader takes responses. The memory of a
-//! reader that does not read is thus bounded.
+//! Requests of decoupled models. Each is answered through a bounded channel, any number of times,
+//! while its batch is executed. A worker may have [`CREDITS`] unread responses of a request; credit
+//! returns to it as the reader takes responses. The memory of a reader that does not read is thus
+//! bounded.
 //!
-//! A request is complete with its last response, and counts then as succeeded or, if any response was an error, as failed. Its place in the instance becomes free
-//! when the whole batch is done.
+//! A request is complete with its last response, and counts then as succeeded or, if any response
+//! was an error, as failed. Its place in the instance becomes free when the whole batch is done.
 
 use std::collections::hash_map::Entry;
 use std::io;
@@ -28,7 +29,8 @@ use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 use pharos_os::event_loops::Mailbox;
 
-/// The progress of a request's responses and of their reader, across all consecutive batches of the request.
+/// The progress of a request's responses and of their reader, across all consecutive batches of the
+/// request.
 #[derive(Default)]
 pub(super) struct Flow {
     /// The number of received responses that use credit.
@@ -39,7 +41,8 @@ pub(super) struct Flow {
     taken_at: AtomicU64,
     /// Whether the request is held until its reader has caught up.
     held: AtomicBool,
-    /// The instance to notify: the one that executes or last executed the request. Locked only to read or replace it.
+    /// The instance to notify: the one that executes or last executed the request. Locked only to
+    /// read or replace it.
     position: Mutex<Option<BatchPosition>>,
     /// The responses with data, for the metrics.
     progress: StreamProgress,
@@ -60,8 +63,8 @@ impl Flow {
         self.sent.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::SeqCst))
     }
 
-    /// Counts responses as taken and notifies the worker. The position is read after the sum has changed, so a batch built with
-    /// the old sum is always notified: see [`Flow::tell_since`].
+    /// Counts responses as taken and notifies the worker. The position is read after the sum has
+    /// changed, so a batch built with the old sum is always notified: see [`Flow::tell_since`].
     fn mark_taken(&self, responses: u64) {
         let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
         self.taken_at.store(clock::now().0, Ordering::Relaxed);
@@ -72,11 +75,15 @@ impl Flow {
 
     /// Returns the progress for the batch that is about to be sent.
     pub(super) fn resumed(&self, request: u32) -> Resumed {
-        Resumed { request, sent: self.sent.load(Ordering::Relaxed), taken: self.taken.load(Ordering::SeqCst) }
+        Resumed {
+            request,
+            sent: self.sent.load(Ordering::Relaxed),
+            taken: self.taken.load(Ordering::SeqCst),
+        }
     }
 
-    /// Notifies the worker of responses taken after [`Flow::resumed`]: notifications that it got before the batch were lost. Sums
-    /// may be sent twice.
+    /// Notifies the worker of responses taken after [`Flow::resumed`]: notifications that it got
+    /// before the batch were lost. Sums may be sent twice.
     pub(super) fn tell_since(&self, resumed: &Resumed) {
         let taken = self.taken.load(Ordering::SeqCst);
         if let Some(position) = self.position().as_ref().filter(|_| taken != resumed.taken) {
@@ -115,13 +122,14 @@ pub(super) enum AnswerSender {
 /// The driver's end of a request's only answer.
 pub(super) struct OneAnswer {
     sender: oneshot::Sender<InferResult>,
-    /// The event loop that waits for the answer, if it may be passed on there later than other answers are sent.
+    /// The event loop that waits for the answer, if it may be passed on there later than other
+    /// answers are sent.
     mailbox: Option<Mailbox>,
 }
 
 impl OneAnswer {
-    /// The receiver belongs to the current thread's event loop, if it has one. `in_order`: each answer must be there before the
-    /// next one is sent.
+    /// The receiver belongs to the current thread's event loop, if it has one. `in_order`: each
+    /// answer must be there before the next one is sent.
     pub(super) fn new(sender: oneshot::Sender<InferResult>, in_order: bool) -> Self {
         Self { sender, mailbox: if in_order { None } else { Mailbox::of_this_thread() } }
     }
@@ -152,7 +160,10 @@ impl AnswerSender {
         match self {
             Self::One(answer_sender) => answer_sender.send(answer),
             Self::Many(sink) => {
-                let item = Item { streamed: Streamed { answer, last: true, empty: false }, costs_credit: false };
+                let item = Item {
+                    streamed: Streamed { answer, last: true, empty: false },
+                    costs_credit: false,
+                };
                 if let Some(sender) = sink.sender {
                     // The channel always has room for the end of a request.
                     let _ = sender.try_send(item);
@@ -161,7 +172,8 @@ impl AnswerSender {
         }
     }
 
-    /// Counts the end of a request of a decoupled model without a further response of a worker. Call it before the answer.
+    /// Counts the end of a request of a decoupled model without a further response of a worker.
+    /// Call it before the answer.
     pub(super) fn record_end(&self, series: &ModelSeries) {
         if let Self::Many(sink) = self {
             record::stream_ended(series, &sink.flow.progress);
@@ -186,24 +198,27 @@ impl AnswerSender {
         matches!(self, Self::Many(sink) if sink.sender.is_none())
     }
 
-    /// Returns whether another response would have to wait for the reader. If so, the request is held until
-    /// [`InstanceResponses::poll_next`] resumes it.
+    /// Returns whether another response would have to wait for the reader. If so, the request is
+    /// held until [`InstanceResponses::poll_next`] resumes it.
     pub(super) fn is_behind(&self) -> bool {
         let Self::Many(sink) = self else { return false };
         sink.flow.held.store(true, Ordering::SeqCst);
-        // Read after setting the mark: a concurrent reader either finds the mark, or its update is found here.
+        // Read after setting the mark: a concurrent reader either finds the mark, or its update is
+        // found here.
         let behind = sink.flow.outstanding() >= CREDITS.into();
         behind || !sink.flow.held.swap(false, Ordering::SeqCst)
     }
 
-    /// Records the position in a batch of this instance. Returns the flow if responses have used credit.
+    /// Records the position in a batch of this instance. Returns the flow if responses have used
+    /// credit.
     pub(super) fn placed(&self, link: &SharedLink, batch: u64, request: u32) -> Option<Arc<Flow>> {
         let Self::Many(sink) = self else { return None };
         *sink.flow.position() = Some(BatchPosition { link: link.clone(), batch, request });
         (sink.flow.sent.load(Ordering::Relaxed) > 0).then(|| sink.flow.clone())
     }
 
-    /// Returns when the worker or the reader last made progress; `None` while the worker has to wait for the reader.
+    /// Returns when the worker or the reader last made progress; `None` while the worker has to
+    /// wait for the reader.
     pub(super) fn moved_at(&self) -> Option<Instant> {
         let Self::Many(sink) = self else { return Some(Instant(0)) };
         let waits = sink.sender.is_some() && sink.flow.outstanding() >= CREDITS.into();
@@ -211,13 +226,15 @@ impl AnswerSender {
     }
 }
 
-/// The responses to one request of a decoupled model. Dropping it before the last one cancels the request.
+/// The responses to one request of a decoupled model. Dropping it before the last one cancels the
+/// request.
 pub(crate) struct InstanceResponses {
     driver: Arc<Driver>,
     id: RequestId,
     receiver: mpsc::Receiver<Item>,
     flow: Arc<Flow>,
-    /// Whether the response that was returned last used credit; polling again means that it was taken.
+    /// Whether the response that was returned last used credit; polling again means that it was
+    /// taken.
     given: bool,
     /// The number of responses taken since credit was last returned.
     taken: u64,
@@ -278,8 +295,8 @@ struct Kind {
 }
 
 impl State {
-    /// Finds the request of a response and books it. Returns an error for an invalid response, and `Ok(None)` for a batch that is
-    /// no longer known.
+    /// Finds the request of a response and books it. Returns an error for an invalid response, and
+    /// `Ok(None)` for a batch that is no longer known.
     fn note_response(
         &mut self,
         instance: InstanceId,
@@ -312,7 +329,9 @@ impl State {
             AnswerSender::Many(sink) => {
                 sink.take(request.part.clone(), frame).map(ReceivedResponse::Streamed).map(Some)
             }
-            AnswerSender::One(_) => Err("more than one response to a request of a model that is not decoupled"),
+            AnswerSender::One(_) => {
+                Err("more than one response to a request of a model that is not decoupled")
+            }
         }
     }
 }
@@ -351,7 +370,11 @@ fn costs_credit(frame: &wire::Response) -> bool {
 
 impl Driver {
     /// Schedules a checked request of a decoupled model.
-    pub(crate) fn stream(self: &Arc<Self>, mut request: InferRequest, checked: Checked) -> InstanceResponses {
+    pub(crate) fn stream(
+        self: &Arc<Self>,
+        mut request: InferRequest,
+        checked: Checked,
+    ) -> InstanceResponses {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let now = clock::now();
         request.timeline.queue_start = now;
@@ -359,7 +382,12 @@ impl Driver {
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
-        let sink = ResponseSender { sender: Some(sender), flow: flow.clone(), count: 0, latest_end: Instant(0) };
+        let sink = ResponseSender {
+            sender: Some(sender),
+            flow: flow.clone(),
+            count: 0,
+            latest_end: Instant(0),
+        };
         let sender = AnswerSender::Many(Box::new(sink));
         let part = Arc::new(Part { request, checked, padding: false });
         self.turn(now, |state| {
@@ -367,14 +395,27 @@ impl Driver {
             record::request_pending(&self.series, 1);
             state.scheduler.enqueue(ticket, now);
         });
-        InstanceResponses { driver: self.clone(), id, receiver, flow, given: false, taken: 0, ended: false }
+        InstanceResponses {
+            driver: self.clone(),
+            id,
+            receiver,
+            flow,
+            given: false,
+            taken: 0,
+            ended: false,
+        }
     }
 
     /// Handles a response of a batch that is still running.
     ///
     /// # Errors
     /// The worker violates the protocol and must be replaced.
-    pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
+    pub(crate) fn response(
+        &self,
+        instance: InstanceId,
+        link: &SharedLink,
+        frame: wire::Response,
+    ) -> io::Result<()> {
         let booked = {
             let mut state = self.lock();
             let booked = state.note_response(instance, &frame);
@@ -411,11 +452,14 @@ impl Driver {
 
     /// Releases the memory of a response that has no reader.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
-        for block in frame.outputs.iter().filter(|block| !block.in_client_memory && block.loan.is_none()) {
+        for block in
+            frame.outputs.iter().filter(|block| !block.in_client_memory && block.loan.is_none())
+        {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Grants unlimited credit for further responses to this request, which are discarded too.
-        BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }.report(u64::MAX);
+        BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }
+            .report(u64::MAX);
     }
 
     /// Records a response and sends it to its reader.
@@ -445,7 +489,13 @@ impl Driver {
         }
         if let (Ok(response), false) = (&answer, empty) {
             let bytes = response.byte_size();
-            record::stream_response(&self.series, &flow.progress, timeline.request_start, timeline.request_end, bytes);
+            record::stream_response(
+                &self.series,
+                &flow.progress,
+                timeline.request_start,
+                timeline.request_end,
+                bytes,
+            );
         }
         if let Err(error) = &answer {
             flow.failed.get_or_init(|| error.clone());
@@ -463,7 +513,8 @@ impl Driver {
         let _ = sender.try_send(item);
     }
 
-    /// Ends the streams of a finished batch: requests without a last response end with the result of the batch.
+    /// Ends the streams of a finished batch: requests without a last response end with the result
+    /// of the batch.
     pub(super) fn finish_streams(
         &self,
         requests: Vec<(RequestId, Request)>,
@@ -471,7 +522,8 @@ impl Driver {
         done: &Done,
         elapsed_ns: u64,
     ) {
-        let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let parts: Vec<Arc<Part>> =
+            requests.iter().map(|(_, request)| request.part.clone()).collect();
         self.record_batch(&parts, done);
         let answers = self.answers(&parts, link, done);
         for ((_, request), answer) in requests.into_iter().zip(answers) {
@@ -480,7 +532,8 @@ impl Driver {
             let has_left = sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
             if let Some(arrival) = sink.note(request.part, done.stamps, true) {
                 let last = match answer {
-                    // For a disconnected client it is unknown whether more responses would have followed.
+                    // For a disconnected client it is unknown whether more responses would have
+                    // followed.
                     Ok(_) if empty && has_left => Err(InferError::cancelled()),
                     Ok(response) if empty => Ok(bare(response)),
                     answer => answer,
@@ -490,7 +543,11 @@ impl Driver {
             }
         }
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
-        record::batch_times(&self.series, std::iter::empty(), elapsed_ns.saturating_sub(executed_ns));
+        record::batch_times(
+            &self.series,
+            std::iter::empty(),
+            elapsed_ns.saturating_sub(executed_ns),
+        );
         link.send_released_if_many();
     }
 }

@@ -21,7 +21,8 @@ use crate::wire::worker_end::{self, WorkerEnd};
 use pharos_os::clock::virtual_time;
 
 const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
-    input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+    input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 \
+                      dims: 1 }";
 const INSTANCE: InstanceId = InstanceId(0);
 
 struct World {
@@ -81,7 +82,8 @@ impl World {
         statistics::of(&self.driver.series)
     }
 
-    /// Returns the number of first responses, intervals, ended requests, responses of these, responses and bytes.
+    /// Returns the number of first responses, intervals, ended requests, responses of these,
+    /// responses and bytes.
     fn streams(&self) -> [f64; 6] {
         let text = render(&self.cache, Format::Text);
         let names = [
@@ -157,7 +159,11 @@ async fn credit_returns_as_the_reader_takes_responses() {
     for _ in 0..CREDITS / 2 {
         assert!(next(&mut responses).await.unwrap().answer.is_ok());
     }
-    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last returned response may not have been taken");
+    assert_eq!(
+        credits(&world.sent()),
+        Vec::<u64>::new(),
+        "the last returned response may not have been taken"
+    );
     assert!(!next(&mut responses).await.unwrap().last);
     assert_eq!(credits(&world.sent()), [u64::from(CREDITS / 2)]);
     assert!(world.driver.executing_since(INSTANCE).is_some());
@@ -165,19 +171,33 @@ async fn credit_returns_as_the_reader_takes_responses() {
     world.done(0, None);
     let mut count = 0;
     while let Some(streamed) = next(&mut responses).await {
-        assert_eq!((streamed.last, streamed.empty), (count == CREDITS / 2 - 1, count == CREDITS / 2 - 1));
+        assert_eq!(
+            (streamed.last, streamed.empty),
+            (count == CREDITS / 2 - 1, count == CREDITS / 2 - 1)
+        );
         count += 1;
     }
     let statistics = world.statistics();
     assert_eq!((statistics.inference_stats.success.count, statistics.execution_count), (1, 1));
     assert_eq!(statistics.response_stats.len(), CREDITS as usize + 1);
     let first = statistics.response_stats["0"];
-    assert_eq!((first.success.count, first.success.ns, first.compute_infer.ns, first.compute_output.ns), (1, 6, 5, 1));
+    assert_eq!(
+        (first.success.count, first.success.ns, first.compute_infer.ns, first.compute_output.ns),
+        (1, 6, 5, 1)
+    );
     let second = statistics.response_stats["1"];
-    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "measured from the end of the previous response");
+    assert_eq!(
+        (second.success.ns, second.compute_infer.ns),
+        (0, 0),
+        "measured from the end of the previous response"
+    );
     assert_eq!(statistics.response_stats[&CREDITS.to_string()].empty_response.count, 1);
     let sent = f64::from(CREDITS);
-    assert_eq!(world.streams(), [1.0, sent - 1.0, 1.0, sent, sent, sent], "the end carries no data");
+    assert_eq!(
+        world.streams(),
+        [1.0, sent - 1.0, 1.0, sent, sent, sent],
+        "the end carries no data"
+    );
 }
 
 #[tokio::test]
@@ -292,7 +312,8 @@ async fn an_instance_that_answers_batches_is_not_given_up() {
 async fn the_time_before_the_queue_counts_for_its_timeout() {
     let config = "backend: 'builtin' max_batch_size: 2
         dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000000 } }
-        input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+        input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: \
+                  TYPE_UINT8 dims: 1 }";
     virtual_time::set(BEGIN);
     let world = world_of(config).await;
     world.driver.instance_lost(INSTANCE);
@@ -315,7 +336,9 @@ async fn a_lost_instance_fails_started_streams_and_retries_others() {
     world.driver.instance_lost(INSTANCE);
     assert!(next(&mut begun).await.unwrap().answer.is_ok());
     let end = next(&mut begun).await.unwrap();
-    assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
+    assert!(
+        end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses")
+    );
     assert!(next(&mut begun).await.is_none());
     world.sent();
     world.driver.instance_ready(INSTANCE, world.link.clone());
@@ -328,7 +351,11 @@ async fn a_lost_instance_fails_started_streams_and_retries_others() {
     let end = next(&mut waiting).await.unwrap();
     assert!(end.last && end.answer.unwrap_err().message.contains("died twice"));
     assert_eq!(world.statistics().inference_stats.fail.count, 2);
-    assert_eq!(world.streams(), [1.0, 0.0, 2.0, 1.0, 1.0, 1.0], "requests end once, with and without responses");
+    assert_eq!(
+        world.streams(),
+        [1.0, 0.0, 2.0, 1.0, 1.0, 1.0],
+        "requests end once, with and without responses"
+    );
 }
 
 #[tokio::test]
@@ -369,7 +396,10 @@ async fn a_deferred_request_continues_while_the_instance_executes_others() {
     let statistics = world.statistics();
     let inferences = &statistics.inference_stats;
     // A request that the model has answered completely is no failure, even if its reader has gone.
-    assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (2, 0, 2));
+    assert_eq!(
+        (inferences.success.count, inferences.fail.count, statistics.execution_count),
+        (2, 0, 2)
+    );
 }
 
 #[tokio::test]
@@ -381,7 +411,10 @@ async fn the_only_answer_of_a_request_may_follow_its_batch() {
     while world.driver.unanswered() == 0 {
         tokio::task::yield_now().await;
     }
-    assert!(world.say(wire::Response { last: true, ..response() }).is_err(), "its batch is executed");
+    assert!(
+        world.say(wire::Response { last: true, ..response() }).is_err(),
+        "its batch is executed"
+    );
     world.open(0);
     world.say(wire::Response { last: true, ..response() }).unwrap();
     let answer = answer.await.unwrap().unwrap();
@@ -400,7 +433,9 @@ async fn deferred_requests_are_lost_with_their_instance() {
     world.driver.instance_lost(INSTANCE);
     assert!(next(&mut responses).await.unwrap().answer.is_ok());
     let end = next(&mut responses).await.unwrap();
-    assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
+    assert!(
+        end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses")
+    );
     assert_eq!(world.driver.unanswered(), 0);
 }
 
@@ -424,7 +459,9 @@ async fn the_busy_time_of_a_lost_instance_is_recorded() {
 async fn the_load_counts_requests_by_state_and_busy_time() {
     let world = world().await;
     let load = || world.driver.load(clock::now());
-    let counts = |load: &super::super::in_flight::Load| (load.executing, load.waiting, load.instances, load.slots);
+    let counts = |load: &super::super::in_flight::Load| {
+        (load.executing, load.waiting, load.instances, load.slots)
+    };
     assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), 0));
     assert_eq!(world.driver.free_batch_slots(), 1);
     let first = world.ask();
@@ -445,5 +482,9 @@ async fn the_load_counts_requests_by_state_and_busy_time() {
     assert_eq!(world.driver.take_busy_ns(now), HashMap::from([(INSTANCE, idle - busy)]));
     drop((first, second));
     world.driver.instance_lost(INSTANCE);
-    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 0, 0), idle), "the busy time of the lost instance stays");
+    assert_eq!(
+        (counts(&load()), load().busy_ns),
+        ((0, 0, 0, 0), idle),
+        "the busy time of the lost instance stays"
+    );
 }

@@ -13,12 +13,14 @@ use pharos::wire::Done;
 
 use super::{Driver, DriverSettings, Timer, settings};
 
-/// Creates the driver of version 1 of a model 'm' with this configuration, and the metrics in which it counts.
+/// Creates the driver of version 1 of a model 'm' with this configuration, and the metrics in which
+/// it counts.
 pub(crate) fn create(config: &str) -> (Arc<Cache>, Arc<Driver>) {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let draft = Draft::from_text(config, "config.pbtxt").unwrap();
-    let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
+    let config =
+        Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
     let scheduling = settings::of(&config);
     let settings = DriverSettings { config, series, scheduling, limits: None, cache: None };
     (cache, Driver::new(settings, Timer::start().unwrap()))

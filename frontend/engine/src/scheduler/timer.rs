@@ -1,7 +1,8 @@
 //! Wakes drivers at deadlines, with the precision of the system's high-resolution timers.
 //!
-//! Queue delays are often a few hundred microseconds, finer than the runtime's timer (1 ms). One thread therefore waits for the
-//! earliest deadline of all models and runs the driver's turn itself, except for copying large batches.
+//! Queue delays are often a few hundred microseconds, finer than the runtime's timer (1 ms). One
+//! thread therefore waits for the earliest deadline of all models and runs the driver's turn
+//! itself, except for copying large batches.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::OccupiedEntry;

@@ -32,21 +32,24 @@ impl Unfinished {
 }
 
 impl ModelTable {
-    /// Refuses new requests except requests of running sequences, lets accepted requests and sequences finish for at most `limit`,
-    /// and ends all workers. Returns what was left.
+    /// Refuses new requests except requests of running sequences, lets accepted requests and
+    /// sequences finish for at most `limit`, and ends all workers. Returns what was left.
     ///
-    /// A sequence whose client has gone ends after its model's idle limit. [`ModelTable::abort_drain`] ends the waiting.
+    /// A sequence whose client has gone ends after its model's idle limit.
+    /// [`ModelTable::abort_drain`] ends the waiting.
     pub(crate) async fn drain(&self, limit: Duration) -> Unfinished {
         let all = self.executors();
         let drivers: Vec<&Driver> =
             all.iter().filter_map(|executor| executor.driver()).map(|driver| &**driver).collect();
-        let ensembles: Vec<&Arc<Executor>> = all.iter().filter(|executor| executor.ensemble().is_some()).collect();
+        let ensembles: Vec<&Arc<Executor>> =
+            all.iter().filter(|executor| executor.ensemble().is_some()).collect();
         let give_up = clock::now() + limit;
         let mut abort_drain = self.abort_drain.subscribe();
 
         // The remaining steps of ensemble requests need the members, so the members stop last.
         let (members, others) = drivers.iter().copied().partition::<Vec<&Driver>, _>(|driver| {
-            let mut plans = ensembles.iter().filter_map(|executor| executor.ensemble()).map(Ensemble::plan);
+            let mut plans =
+                ensembles.iter().filter_map(|executor| executor.ensemble()).map(Ensemble::plan);
             plans.any(|plan| plan.members().contains(&*driver.model.name))
         });
         others.iter().for_each(|driver| driver.stop());
@@ -86,7 +89,8 @@ impl ModelTable {
 
     /// Returns all executors, including the executors of retired versions.
     fn executors(&self) -> Vec<Arc<Executor>> {
-        let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
+        let mut all: Vec<Arc<Executor>> =
+            self.all().iter().map(|serving| serving.executor.clone()).collect();
         let retired = self.retired.lock();
         all.extend(retired.iter().filter_map(Retired::executor));
         all

@@ -22,14 +22,16 @@ use pharos_os::clock;
 /// Rows of one gauge: label values and the value.
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
 
-/// A version that serves, or that finishes its work. Several of them may have the same model and version.
+/// A version that serves, or that finishes its work. Several of them may have the same model and
+/// version.
 struct ExecutingVersion {
     model: ModelVersion,
     executor: Arc<Executor>,
 }
 
 impl ModelTable {
-    /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and sets the gauges.
+    /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and
+    /// sets the gauges.
     pub(crate) fn observe(&self) {
         let _turn = self.observing.lock();
         self.shared.metrics.clock().set(clock::now());
@@ -42,7 +44,11 @@ impl ModelTable {
                 drivers.push((driver.clone(), live.model.version.to_string()));
             }
         }
-        let doing: Vec<_> = all.iter().filter_map(|live| live.executor.instances()).map(Instances::states).collect();
+        let doing: Vec<_> = all
+            .iter()
+            .filter_map(|live| live.executor.instances())
+            .map(Instances::states)
+            .collect();
         let mut states = Rows::new();
         let mut arenas = Rows::new();
         for ((driver, version), doing) in drivers.iter().zip(&doing) {
@@ -63,8 +69,12 @@ impl ModelTable {
         self.observe_memory(&all);
         self.observe_hits();
         let load_waits = self.load_waits.load(Ordering::Relaxed);
-        self.shared.metrics.set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
-        self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
+        self.shared
+            .metrics
+            .set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
+        self.shared
+            .metrics
+            .set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
         let (total, used) = self.shared.pinned.total_and_used();
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryTotal, &[(Vec::new(), total as f64)]);
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryUsed, &[(Vec::new(), used as f64)]);
@@ -97,7 +107,10 @@ impl ModelTable {
             (Builtin::WaitingRequests, Builtin::ModelWaiting, waiting),
             (Builtin::ExecutionSlots, Builtin::ModelSlots, slots),
         ] {
-            self.shared.metrics.set_gauges(server, &[(Vec::new(), rows.iter().map(|(_, count)| count).sum::<f64>())]);
+            self.shared.metrics.set_gauges(
+                server,
+                &[(Vec::new(), rows.iter().map(|(_, count)| count).sum::<f64>())],
+            );
             self.shared.metrics.set_gauges(model, &summed(rows));
         }
         // For equal names, the first row wins: the batches of the serving version.
@@ -125,7 +138,9 @@ impl ModelTable {
         if let Some(limit) = memory.limits().get(Memory::Main) {
             let used = memory.totals(Memory::Main).used;
             self.shared.metrics.set_gauges(Builtin::ModelMemory, &summed(bytes_in(Memory::Main)));
-            self.shared.metrics.set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
+            self.shared
+                .metrics
+                .set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
             self.shared.metrics.set_gauges(Builtin::ModelMemoryUsed, &[(Vec::new(), used as f64)]);
         }
         let mut of_models = Rows::new();
@@ -145,21 +160,27 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryUsed, &used);
     }
 
-    /// Counts the requests since the last scrape that found their model loaded, of models that are loaded on demand.
+    /// Counts the requests since the last scrape that found their model loaded, of models that are
+    /// loaded on demand.
     fn observe_hits(&self) {
         self.all().iter().for_each(|serving| self.count_hits(&serving.model, &serving.series));
     }
 
-    /// Counts the requests to a version since the last count that found it loaded, if the model is loaded on demand.
+    /// Counts the requests to a version since the last count that found it loaded, if the model is
+    /// loaded on demand.
     pub(super) fn count_hits(&self, model: &ModelVersion, series: &ModelSeries) {
         let table = self.snapshot();
         if let Some(on_demand) = table.on_demand.get(&*model.name) {
-            record::on_demand_hits(&self.shared.metrics, &model.name, on_demand.hits(series.take_requested()));
+            record::on_demand_hits(
+                &self.shared.metrics,
+                &model.name,
+                on_demand.hits(series.take_requested()),
+            );
         }
     }
 
-    /// Returns a sample for load reports, with this utilization of the host: the load of each version with instances, and the
-    /// counters of all models at one moment.
+    /// Returns a sample for load reports, with this utilization of the host: the load of each
+    /// version with instances, and the counters of all models at one moment.
     pub(crate) fn load_sample(&self, cpu: Option<f64>, memory: Option<f64>) -> Sample {
         let now = clock::now();
         let mut loads = Vec::new();
@@ -169,7 +190,8 @@ impl ModelTable {
             }
         }
         let ((requests, errors), queued) = self.shared.metrics.transactions().snapshot(|| {
-            let queued: Vec<_> = loads.iter().map(|(_, driver, _)| driver.series.queued()).collect();
+            let queued: Vec<_> =
+                loads.iter().map(|(_, driver, _)| driver.series.queued()).collect();
             (self.shared.metrics.inferences(), queued)
         });
         let mut models = Vec::with_capacity(loads.len());
@@ -193,7 +215,10 @@ impl ModelTable {
     fn live(&self) -> Vec<ExecutingVersion> {
         let mut all = Vec::new();
         for serving in self.all() {
-            all.push(ExecutingVersion { model: serving.model.clone(), executor: serving.executor.clone() });
+            all.push(ExecutingVersion {
+                model: serving.model.clone(),
+                executor: serving.executor.clone(),
+            });
         }
         for retired in self.retired.lock().iter() {
             if let Some(executor) = retired.served() {
@@ -203,10 +228,14 @@ impl ModelTable {
         all
     }
 
-    /// Sets the state gauge of every known version, and the result of the latest load of every known model.
+    /// Sets the state gauge of every known version, and the result of the latest load of every
+    /// known model.
     fn observe_states(&self) {
         let snapshot = self.snapshot();
-        let loads = snapshot.states.iter().map(|(name, model)| (vec![name], if model.load_failed { 0.0 } else { 1.0 }));
+        let loads = snapshot
+            .states
+            .iter()
+            .map(|(name, model)| (vec![name], if model.load_failed { 0.0 } else { 1.0 }));
         self.shared.metrics.set_gauges(Builtin::ModelLastLoad, &loads.collect::<Rows<'_>>());
         let mut known = Vec::new();
         for (name, model) in snapshot.states.iter() {
@@ -230,16 +259,23 @@ impl ModelTable {
         for ExecutingVersion { model, executor } in all {
             let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken);
             for (number, (step, count)) in taken.enumerate() {
-                let labels =
-                    [model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone()];
+                let labels = [
+                    model.name.to_string(),
+                    model.version.to_string(),
+                    number.to_string(),
+                    step.model.clone(),
+                ];
                 steps.push((labels, count));
             }
         }
-        let rows = steps.iter().map(|(labels, count)| (labels.iter().map(String::as_str).collect(), *count as f64));
+        let rows = steps
+            .iter()
+            .map(|(labels, count)| (labels.iter().map(String::as_str).collect(), *count as f64));
         self.shared.metrics.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
     }
 
-    /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with a rate limiter.
+    /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with
+    /// a rate limiter.
     fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
         let Some(limits) = &self.shared.limits else { return };
         let mut waiting = Rows::new();
@@ -255,7 +291,9 @@ impl ModelTable {
         let usage = limits.usage();
         let mut devices = Vec::new();
         for resource in &usage {
-            devices.push(resource.device.map_or_else(|| "global".to_owned(), |device| device.to_string()));
+            devices.push(
+                resource.device.map_or_else(|| "global".to_owned(), |device| device.to_string()),
+            );
         }
         let mut totals = Rows::new();
         let mut used = Rows::new();
@@ -281,7 +319,10 @@ impl ModelTable {
             sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
             slots.push((labels.to_vec(), now.slots as f64));
             used.push((labels.to_vec(), now.slots_used as f64));
-            events.iter_mut().zip(new).for_each(|(rows, count)| rows.push((labels.to_vec(), count as f64)));
+            events
+                .iter_mut()
+                .zip(new)
+                .for_each(|(rows, count)| rows.push((labels.to_vec(), count as f64)));
         }
         for (counter, rows) in SEQUENCE_COUNTERS.into_iter().zip(&events) {
             self.shared.metrics.count_all(counter, rows);
@@ -296,7 +337,11 @@ impl ModelTable {
         let Some((_, new)) = driver.sequences() else { return };
         let version = driver.model.version.to_string();
         for (counter, count) in SEQUENCE_COUNTERS.into_iter().zip(new) {
-            self.shared.metrics.count(counter, &[&*driver.model.name, version.as_str()], count as f64);
+            self.shared.metrics.count(
+                counter,
+                &[&*driver.model.name, version.as_str()],
+                count as f64,
+            );
         }
     }
 
@@ -307,14 +352,25 @@ impl ModelTable {
             let seconds = waiting.oldest.map_or(0.0, |oldest| (now - oldest).as_secs_f64());
             (vec![&*driver.model.name, version.as_str()], seconds)
         });
-        self.shared.metrics.set_gauges(Builtin::OldestPending, &combined(oldest.collect(), f64::max));
+        self.shared
+            .metrics
+            .set_gauges(Builtin::OldestPending, &combined(oldest.collect(), f64::max));
         let mut levels = Vec::new();
         for ((driver, version), waiting) in drivers.iter().zip(&waiting) {
             let known = driver.levels();
-            let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
+            let others = waiting
+                .levels
+                .iter()
+                .map(|(level, _)| *level)
+                .filter(|level| !known.contains(level));
             for level in known.clone().chain(others) {
                 let found = waiting.levels.iter().find(|(waits, _)| *waits == level);
-                levels.push((driver, version, level.to_string(), found.map_or(0, |(_, count)| *count)));
+                levels.push((
+                    driver,
+                    version,
+                    level.to_string(),
+                    found.map_or(0, |(_, count)| *count),
+                ));
             }
         }
         let rows = levels.iter().map(|(driver, version, level, count)| {
@@ -328,7 +384,8 @@ impl ModelTable {
 const SEQUENCE_COUNTERS: [Builtin; 3] =
     [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors, Builtin::SequenceRestarts];
 
-/// Combines rows with equal labels: the row of the serving version, and rows of earlier versions that finish their work.
+/// Combines rows with equal labels: the row of the serving version, and rows of earlier versions
+/// that finish their work.
 fn combined<'a>(rows: Rows<'a>, with: impl Fn(f64, f64) -> f64) -> Rows<'a> {
     let mut all: BTreeMap<Vec<&str>, f64> = BTreeMap::new();
     for (labels, value) in rows {

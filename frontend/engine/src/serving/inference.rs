@@ -1,4 +1,5 @@
-//! The inference verb: checks a request, executes it on the instances of its model or as an ensemble, and classifies outputs.
+//! The inference verb: checks a request, executes it on the instances of its model or as an
+//! ensemble, and classifies outputs.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::ensemble::{self, Ensemble, Member, Members, Target};
 use crate::scheduler::InferResult;
 
 impl ModelTable {
-    /// Executes and records a request to a ready model that [`Serving::admit`] has checked. Dropping the future cancels the request.
+    /// Executes and records a request to a ready model that [`Serving::admit`] has checked.
+    /// Dropping the future cancels the request.
     ///
     /// # Errors
     /// The queue refuses the request, or the backend fails.
@@ -40,7 +42,8 @@ impl ModelTable {
         }
     }
 
-    /// Starts a request of a decoupled model that [`Serving::admit`] has checked. The request is queued on return.
+    /// Starts a request of a decoupled model that [`Serving::admit`] has checked. The request is
+    /// queued on return.
     pub(crate) fn stream(
         self: &Arc<Self>,
         serving: &Arc<Serving>,
@@ -109,10 +112,16 @@ impl Members for ModelTable {
         }
         let steps = version.ensemble().map_or(&[][..], |ensemble| ensemble.plan().steps());
         self.has_other_members(version)
-            || steps.iter().any(|step| self.member(step).is_ok_and(|member| self.has_replaced_members(&member)))
+            || steps.iter().any(|step| {
+                self.member(step).is_ok_and(|member| self.has_replaced_members(&member))
+            })
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, mut request: Box<InferRequest>) -> InferResult {
+    async fn infer(
+        self: &Arc<Self>,
+        member: &Arc<Serving>,
+        mut request: Box<InferRequest>,
+    ) -> InferResult {
         let admitted = member.admit(&mut request)?;
         self.execute(member, request, admitted).await
     }

@@ -1,4 +1,5 @@
-//! Models that are loaded with their first request, and what is known about them while they are not loaded.
+//! Models that are loaded with their first request, and what is known about them while they are not
+//! loaded.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -20,7 +21,8 @@ pub(crate) type Outcome = watch::Receiver<Option<Result<(), InferError>>>;
 /// The number, the directory and, if it is known, the configuration of a version.
 pub(crate) type UnloadedVersion = (u64, PathBuf, Option<Arc<ModelConfig>>);
 
-/// The directory of a version, and its configuration; `None` if only a load completes the configuration.
+/// The directory of a version, and its configuration; `None` if only a load completes the
+/// configuration.
 type Version = (PathBuf, Option<Arc<ModelConfig>>);
 
 /// A model that is loaded on demand.
@@ -39,9 +41,11 @@ pub(crate) struct OnDemand {
 }
 
 impl OnDemand {
-    /// Creates it from the directory and the configuration of each version; `None` if only a load completes the configuration.
+    /// Creates it from the directory and the configuration of each version; `None` if only a load
+    /// completes the configuration.
     pub(crate) fn new(versions: impl Iterator<Item = (u64, PathBuf, Option<ModelConfig>)>) -> Self {
-        let versions = versions.map(|(number, directory, config)| (number, (directory, config.map(Arc::new))));
+        let versions =
+            versions.map(|(number, directory, config)| (number, (directory, config.map(Arc::new))));
         Self {
             versions: RwLock::new(versions.collect()),
             attempts: Mutex::default(),
@@ -57,11 +61,16 @@ impl OnDemand {
         self.attempts.lock()
     }
 
-    /// Returns the load that runs; if no load runs, starts one, which sends its result with the given sender.
-    pub(crate) fn join(&self, start: impl FnOnce(watch::Sender<Option<Result<(), InferError>>>)) -> Outcome {
+    /// Returns the load that runs; if no load runs, starts one, which sends its result with the
+    /// given sender.
+    pub(crate) fn join(
+        &self,
+        start: impl FnOnce(watch::Sender<Option<Result<(), InferError>>>),
+    ) -> Outcome {
         let mut load = self.load.lock();
         // The sender of a load that ended without a result has been dropped.
-        let running = load.as_ref().filter(|load| load.borrow().is_none() && load.has_changed().is_ok());
+        let running =
+            load.as_ref().filter(|load| load.borrow().is_none() && load.has_changed().is_ok());
         if let Some(running) = running {
             return running.clone();
         }
@@ -71,7 +80,8 @@ impl OnDemand {
         outcome
     }
 
-    /// Forgets the load, which has ended, so that only the requests that waited for it have its result.
+    /// Forgets the load, which has ended, so that only the requests that waited for it have its
+    /// result.
     pub(crate) fn forget_load(&self) {
         let mut load = self.load.lock();
         drop(load.take_if(|load| load.borrow().is_some()));
@@ -90,13 +100,14 @@ impl OnDemand {
 
     /// Remembers the loaded versions, with their directories and configurations.
     pub(crate) fn loaded(&self, versions: &BTreeMap<u64, Arc<Serving>>) {
-        let versions = versions
-            .iter()
-            .map(|(number, serving)| (*number, (serving.directory.clone(), Some(serving.config.clone()))));
+        let versions = versions.iter().map(|(number, serving)| {
+            (*number, (serving.directory.clone(), Some(serving.config.clone())))
+        });
         self.replace(versions.collect());
     }
 
-    /// Takes over the versions of the model whose files have changed. The next request may load it, also after failures.
+    /// Takes over the versions of the model whose files have changed. The next request may load it,
+    /// also after failures.
     pub(crate) fn update(&self, read: Self) {
         self.replace(read.versions.into_inner());
         self.attempts().succeeded();
@@ -113,7 +124,10 @@ impl OnDemand {
     /// Returns the number, the directory and, if it is known, the configuration of each version.
     pub(crate) fn to_load(&self) -> Vec<UnloadedVersion> {
         let versions = self.read();
-        versions.iter().map(|(number, (directory, config))| (*number, directory.clone(), config.clone())).collect()
+        versions
+            .iter()
+            .map(|(number, (directory, config))| (*number, directory.clone(), config.clone()))
+            .collect()
     }
 
     /// Returns the versions in ascending order.
@@ -121,8 +135,8 @@ impl OnDemand {
         self.read().keys().copied().collect()
     }
 
-    /// Returns a version's configuration (empty: the latest version's); `None` if the version does not exist or the
-    /// configuration is not known before a load.
+    /// Returns a version's configuration (empty: the latest version's); `None` if the version does
+    /// not exist or the configuration is not known before a load.
     fn config(&self, version: &str) -> Option<(u64, Arc<ModelConfig>)> {
         let versions = self.read();
         let (number, (_, config)) = match version {
@@ -134,7 +148,8 @@ impl OnDemand {
 
     /// Returns whether a request for this version (empty: any) can be for this model.
     pub(crate) fn has_version(&self, version: &str) -> bool {
-        version.is_empty() || parse_version(version).is_ok_and(|number| self.read().contains_key(&number))
+        version.is_empty()
+            || parse_version(version).is_ok_and(|number| self.read().contains_key(&number))
     }
 
     /// Counts a request that found the model loaded.
@@ -147,16 +162,18 @@ impl OnDemand {
         self.waited.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many of these further requests found the model loaded, because they did not wait. Computed from counts that exist
-    /// anyway, so that a request to a loaded model costs no further count.
+    /// Returns how many of these further requests found the model loaded, because they did not
+    /// wait. Computed from counts that exist anyway, so that a request to a loaded model costs no
+    /// further count.
     pub(crate) fn hits(&self, requests: u64) -> u64 {
-        let waited = self
-            .waited
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waited| Some(waited.saturating_sub(requests)));
+        let waited = self.waited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waited| {
+            Some(waited.saturating_sub(requests))
+        });
         requests.saturating_sub(waited.unwrap_or_default())
     }
 
-    /// Returns a number that grows with each request to the loaded versions; `None` while they execute requests or sequences.
+    /// Returns a number that grows with each request to the loaded versions; `None` while they
+    /// execute requests or sequences.
     pub(crate) fn uses(&self, versions: &BTreeMap<u64, Arc<Serving>>) -> Option<u64> {
         if !versions.values().all(|serving| serving.executor.is_idle()) {
             return None;
@@ -176,10 +193,14 @@ impl Drop for Awaited {
 }
 
 impl Snapshot {
-    /// Remembers the serving versions of a model that requests load, for the time when it is not loaded.
+    /// Remembers the serving versions of a model that requests load, for the time when it is not
+    /// loaded.
     pub(crate) fn remember_on_demand(&mut self, name: &str) {
         if let Some(versions) = self.serving.get(name) {
-            let model = self.on_demand.entry(name.to_owned()).or_insert_with(|| Arc::new(OnDemand::new(iter::empty())));
+            let model = self
+                .on_demand
+                .entry(name.to_owned())
+                .or_insert_with(|| Arc::new(OnDemand::new(iter::empty())));
             model.loaded(versions);
         }
     }
@@ -195,7 +216,8 @@ impl Snapshot {
         self.on_demand(name).iter().for_each(|(_, model)| model.record_waited());
     }
 
-    /// Returns a model that is loaded on demand, by the name that a client uses, with its full name.
+    /// Returns a model that is loaded on demand, by the name that a client uses, with its full
+    /// name.
     pub(crate) fn on_demand<'n>(&'n self, name: &'n str) -> Option<(&'n str, &'n Arc<OnDemand>)> {
         // Most servers have none.
         if self.on_demand.is_empty() {
@@ -205,10 +227,16 @@ impl Snapshot {
         Some((name, self.on_demand.get(name)?))
     }
 
-    /// Returns the configuration and the number of a version of a model that is not loaded, with the numbers of all versions.
-    pub(crate) fn unloaded_config(&self, name: &str, version: &str) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
+    /// Returns the configuration and the number of a version of a model that is not loaded, with
+    /// the numbers of all versions.
+    pub(crate) fn unloaded_config(
+        &self,
+        name: &str,
+        version: &str,
+    ) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
         let (name, model) = self.on_demand(name)?;
-        let (number, config) = model.config(version).filter(|_| !self.serving.contains_key(name))?;
+        let (number, config) =
+            model.config(version).filter(|_| !self.serving.contains_key(name))?;
         Some((config, number, model.versions()))
     }
 }

@@ -12,8 +12,9 @@ impl ModelTable {
     pub(crate) fn all_ready(&self) -> bool {
         let snapshot = self.snapshot();
         let mut serving = snapshot.serving.values().flat_map(BTreeMap::values);
-        snapshot.states.all_ready(|name| snapshot.on_demand.contains_key(name) && !snapshot.named.contains(name))
-            && serving.all(|serving| self.is_ready(serving))
+        snapshot.states.all_ready(|name| {
+            snapshot.on_demand.contains_key(name) && !snapshot.named.contains(name)
+        }) && serving.all(|serving| self.is_ready(serving))
     }
 
     /// Returns whether an ensemble was loaded with members that have been replaced since.
@@ -21,11 +22,13 @@ impl ModelTable {
         let Executor::Ensemble { ensemble, members } = &*serving.executor else { return false };
         let mut loaded = ensemble.plan().steps().iter().zip(members);
         loaded.any(|(step, loaded)| {
-            self.member(step).map_or(true, |now| !std::ptr::eq(loaded.as_ptr(), Arc::as_ptr(&now.executor)))
+            self.member(step)
+                .map_or(true, |now| !std::ptr::eq(loaded.as_ptr(), Arc::as_ptr(&now.executor)))
         })
     }
 
-    /// Returns whether a version can answer now and the model code of its (or its members') instances reports readiness.
+    /// Returns whether a version can answer now and the model code of its (or its members')
+    /// instances reports readiness.
     pub(crate) async fn check_ready(&self, name: &str, version: &str) -> bool {
         let mut links = Vec::new();
         let ready = self.serving(name, version).is_ok_and(|serving| {
@@ -41,7 +44,8 @@ impl ModelTable {
         if self.is_ready(&serving) { None } else { self.outage(&serving) }
     }
 
-    /// Returns which instances of a version, or of an ensemble's members, do not run after a loss, and why.
+    /// Returns which instances of a version, or of an ensemble's members, do not run after a loss,
+    /// and why.
     pub(crate) fn outage(&self, serving: &Serving) -> Option<String> {
         let plan = match &*serving.executor {
             Executor::Instances { instances, .. } => return instances.outage(),
@@ -65,13 +69,15 @@ impl ModelTable {
         match &*serving.executor {
             Executor::Instances { instances, .. } => links.extend(instances.links()),
             Executor::Ensemble { ensemble, .. } => {
-                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
+                let members =
+                    ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
                 members.for_each(|member| self.collect_links(&member, links));
             }
         }
     }
 
-    /// Returns whether a version can answer now: an instance is ready, or all members of an ensemble are.
+    /// Returns whether a version can answer now: an instance is ready, or all members of an
+    /// ensemble are.
     pub(crate) fn is_ready(&self, serving: &Serving) -> bool {
         match &*serving.executor {
             Executor::Instances { instances, .. } => instances.ready() > 0,

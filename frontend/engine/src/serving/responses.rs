@@ -1,4 +1,5 @@
-//! The responses to one request of a decoupled model, from its instances or from an ensemble with decoupled members.
+//! The responses to one request of a decoupled model, from its instances or from an ensemble with
+//! decoupled members.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -29,7 +30,12 @@ impl ServedResponses {
         responses: scheduler::InstanceResponses,
         classified: Vec<(String, u64)>,
     ) -> Self {
-        Self { kind: Kind::Instances(responses), serving: serving.clone(), classified, classifying: None }
+        Self {
+            kind: Kind::Instances(responses),
+            serving: serving.clone(),
+            classified,
+            classifying: None,
+        }
     }
 
     pub(super) fn of_ensemble(
@@ -37,10 +43,16 @@ impl ServedResponses {
         responses: ensemble::EnsembleResponses<ModelTable>,
         classified: Vec<(String, u64)>,
     ) -> Self {
-        Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified, classifying: None }
+        Self {
+            kind: Kind::Ensemble(Box::new(responses)),
+            serving: serving.clone(),
+            classified,
+            classifying: None,
+        }
     }
 
-    /// Returns the next response, or `None` after the last. Polling again means that the previous one was taken.
+    /// Returns the next response, or `None` after the last. Polling again means that the previous
+    /// one was taken.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         if self.classifying.is_none() {
             let next = match &mut self.kind {
@@ -48,7 +60,9 @@ impl ServedResponses {
                 Kind::Ensemble(responses) => responses.poll_next(cx),
             };
             match ready!(next) {
-                Some(streamed) if !self.classified.is_empty() && !streamed.empty => self.classify(streamed),
+                Some(streamed) if !self.classified.is_empty() && !streamed.empty => {
+                    self.classify(streamed)
+                }
                 next => return Poll::Ready(next),
             }
         }

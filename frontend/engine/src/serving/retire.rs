@@ -1,4 +1,5 @@
-//! Ends versions that no longer serve: answers accepted requests, lets sequences end, then stops the workers.
+//! Ends versions that no longer serve: answers accepted requests, lets sequences end, then stops
+//! the workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -23,9 +24,11 @@ const MAX_UNLOADED: usize = 1000;
 /// The reason why a version no longer serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetireReason {
-    /// Another version took its place. Its sequences continue until they end or reach the idle limit.
+    /// Another version took its place. Its sequences continue until they end or reach the idle
+    /// limit.
     Replaced,
-    /// Other versions serve, but no longer this one; its sequences continue too. The number identifies the unload.
+    /// Other versions serve, but no longer this one; its sequences continue too. The number
+    /// identifies the unload.
     Outdated(u64),
     /// The model was unloaded. The number identifies the unload.
     Unloaded(u64),
@@ -63,22 +66,28 @@ impl Snapshot {
         number
     }
 
-    /// Handles the end of an unload of a model that no repository contains. Its versions stay known, so that requests get the
-    /// same error as for any unloaded model, but only those of the latest [`MAX_UNLOADED`] models.
+    /// Handles the end of an unload of a model that no repository contains. Its versions stay
+    /// known, so that requests get the same error as for any unloaded model, but only those of the
+    /// latest [`MAX_UNLOADED`] models.
     pub(crate) fn drop_unloaded(&mut self, model: &str) {
         let versions = self.states.model(model).map(|status| &status.versions);
         if self.namespaces || versions.is_none_or(BTreeMap::is_empty) {
             self.states.remove(model);
             return;
         }
-        if versions.is_some_and(|versions| versions.values().any(|version| version.state != State::Unavailable)) {
+        if versions.is_some_and(|versions| {
+            versions.values().any(|version| version.state != State::Unavailable)
+        }) {
             // It is being loaded again.
             return;
         }
         self.keep(model);
         self.unloaded_without_files.push_back(model.to_owned());
         if self.unloaded_without_files.len() > MAX_UNLOADED {
-            self.unloaded_without_files.pop_front().iter().for_each(|oldest| self.states.remove(oldest));
+            self.unloaded_without_files
+                .pop_front()
+                .iter()
+                .for_each(|oldest| self.states.remove(oldest));
         }
     }
 
@@ -94,9 +103,14 @@ impl Snapshot {
         }
     }
 
-    /// Returns a replaced version (number `version`, or any if empty) that began the sequence with this id. Returns `None` if the
-    /// serving version has begun such a sequence since.
-    pub(super) fn with_sequence(&self, name: &str, version: &str, id: &CorrelationId) -> Option<Arc<Serving>> {
+    /// Returns a replaced version (number `version`, or any if empty) that began the sequence with
+    /// this id. Returns `None` if the serving version has begun such a sequence since.
+    pub(super) fn with_sequence(
+        &self,
+        name: &str,
+        version: &str,
+        id: &CorrelationId,
+    ) -> Option<Arc<Serving>> {
         let mut all = self.ending_with(name, version, id).peekable();
         all.peek()?;
         if self.serving(name, version).is_ok_and(|serving| has_sequence(&serving, id)) {
@@ -105,8 +119,8 @@ impl Snapshot {
         all.next().cloned()
     }
 
-    /// Ends the sequence with this id in the replaced versions, because another one begins: it must not be continued if the new one
-    /// ends first.
+    /// Ends the sequence with this id in the replaced versions, because another one begins: it must
+    /// not be continued if the new one ends first.
     pub(super) fn begin_sequence(&self, name: &str, version: &str, id: &CorrelationId) {
         for serving in self.ending_with(name, version, id) {
             if let Some(driver) = serving.driver() {
@@ -115,12 +129,20 @@ impl Snapshot {
         }
     }
 
-    /// Returns the replaced versions (number `version`, or any if empty) that run the sequence with this id, the last one first.
-    fn ending_with(&self, name: &str, version: &str, id: &CorrelationId) -> impl Iterator<Item = &Arc<Serving>> {
+    /// Returns the replaced versions (number `version`, or any if empty) that run the sequence with
+    /// this id, the last one first.
+    fn ending_with(
+        &self,
+        name: &str,
+        version: &str,
+        id: &CorrelationId,
+    ) -> impl Iterator<Item = &Arc<Serving>> {
         let known = !id.is_none() && !self.ending.is_empty();
-        let all = known.then(|| self.resolve(name).ok()).flatten().and_then(|name| self.ending.get(name));
+        let all =
+            known.then(|| self.resolve(name).ok()).flatten().and_then(|name| self.ending.get(name));
         all.into_iter().flatten().rev().filter(move |serving| {
-            (version.is_empty() || version.parse() == Ok(serving.model.version)) && has_sequence(serving, id)
+            (version.is_empty() || version.parse() == Ok(serving.model.version))
+                && has_sequence(serving, id)
         })
     }
 
@@ -130,7 +152,9 @@ impl Snapshot {
     }
 
     fn is_ending(&self, serving: &Arc<Serving>) -> bool {
-        self.ending.get(&*serving.model.name).is_some_and(|all| all.iter().any(|other| Arc::ptr_eq(other, serving)))
+        self.ending
+            .get(&*serving.model.name)
+            .is_some_and(|all| all.iter().any(|other| Arc::ptr_eq(other, serving)))
     }
 }
 
@@ -142,7 +166,8 @@ impl ModelTable {
         let served = ending != RetireReason::Unserved;
         let retired = Retired { model, executor: Arc::downgrade(&executor), served };
         self.retired.lock().push(retired);
-        let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_)) && has_sequences(&serving);
+        let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_))
+            && has_sequences(&serving);
         if let Some(memory) = executor.memory().filter(|_| !sequences) {
             memory.end();
         }
@@ -171,10 +196,13 @@ impl ModelTable {
         });
     }
 
-    /// Waits until the version's sequences have ended, and the requests that hold it and may begin sequences.
+    /// Waits until the version's sequences have ended, and the requests that hold it and may begin
+    /// sequences.
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
         // The version is held here and in the table, its executor here and by the version.
-        while (Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2 || executor.open_sequences() > 0)
+        while (Arc::strong_count(serving) > 2
+            || Arc::strong_count(executor) > 2
+            || executor.open_sequences() > 0)
             && self.snapshot().is_ending(serving)
         {
             clock::sleep(LOOK).await;
@@ -197,7 +225,9 @@ impl ModelTable {
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
             self.shared.metrics.model_unloaded(series);
         }
-        let (RetireReason::Outdated(number) | RetireReason::Unloaded(number)) = ending else { return };
+        let (RetireReason::Outdated(number) | RetireReason::Unloaded(number)) = ending else {
+            return;
+        };
         record::model_changed(&self.shared.metrics, ModelChange::Unload, true);
         tracing::info!(%model, "unloaded");
         self.change(|table| {
@@ -205,8 +235,11 @@ impl ModelTable {
                 return;
             }
             table.unloading.remove(&model);
-            match table.on_demand.get(&*model.name).map(|of| of.versions().contains(&model.version)) {
-                Some(true) => table.states.unloaded(&model.name, model.version, StateReason::OnDemand),
+            match table.on_demand.get(&*model.name).map(|of| of.versions().contains(&model.version))
+            {
+                Some(true) => {
+                    table.states.unloaded(&model.name, model.version, StateReason::OnDemand)
+                }
                 // A load meanwhile has found that the version has no directory any more.
                 Some(false) => table.states.forget_unloading(&model.name, model.version),
                 None => table.states.unloaded(&model.name, model.version, StateReason::Unloaded),

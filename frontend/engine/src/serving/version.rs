@@ -1,4 +1,5 @@
-//! A serving version of a model. It answers requests with its own instances, or as an ensemble of other models.
+//! A serving version of a model. It answers requests with its own instances, or as an ensemble of
+//! other models.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,11 +31,13 @@ pub(crate) struct Serving {
     pub(crate) series: Arc<ModelSeries>,
     /// The directory of the version.
     pub(crate) directory: PathBuf,
-    /// The files that determine its responses, when its load began; `None` without a response cache.
+    /// The files that determine its responses, when its load began; `None` without a response
+    /// cache.
     pub(crate) loaded_files: Option<Arc<LoadedFiles>>,
     /// The class labels of outputs that have or inherit a label file.
     pub(crate) labels: BTreeMap<String, Vec<String>>,
-    /// Every request in flight holds it. A replaced version ends when the last reference is dropped.
+    /// Every request in flight holds it. A replaced version ends when the last reference is
+    /// dropped.
     pub(crate) executor: Arc<Executor>,
     /// The fingerprint of the version's files and configuration.
     pub(crate) fingerprint: VersionFingerprint,
@@ -57,7 +60,8 @@ pub(crate) struct Admitted {
 pub(crate) enum Executor {
     /// Workers, with their share of the memory of models if it is limited.
     Instances { driver: Arc<Driver>, instances: Instances, memory: Option<Arc<MemoryShare>> },
-    /// Other models; `members` has the executors of the steps' models at the time of loading, in the order of the steps.
+    /// Other models; `members` has the executors of the steps' models at the time of loading, in
+    /// the order of the steps.
     Ensemble { ensemble: Ensemble, members: Vec<Weak<Executor>> },
 }
 
@@ -171,7 +175,8 @@ impl Serving {
         self.executor.ensemble()
     }
 
-    /// Accepts a request if the version can execute it soon. A refused request counts for the objectives of the model.
+    /// Accepts a request if the version can execute it soon. A refused request counts for the
+    /// objectives of the model.
     ///
     /// # Errors
     /// As [`Serving::check_accepts`].
@@ -193,13 +198,16 @@ impl Serving {
     /// Checks that the version can execute a request soon.
     ///
     /// # Errors
-    /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
+    /// No instance can execute a request soon. An ensemble's members are checked at each step
+    /// instead.
     fn check_accepts(&self) -> Result<(), InferError> {
         if self.instances().is_none_or(Instances::can_serve) {
             return Ok(());
         }
         let mut error = not_at_ready_state(&self.model.name, self.model.version);
-        if let Some(reason) = self.instances().and_then(|instances| instances.failure_reasons().into_iter().next()) {
+        if let Some(reason) =
+            self.instances().and_then(|instances| instances.failure_reasons().into_iter().next())
+        {
             error.message = format!("{}: {reason}", error.message);
         }
         Err(error)
@@ -219,7 +227,8 @@ impl Serving {
         record::inference_requested(&self.series);
         let checked = self.config.check(request)?;
         let outputs = request.outputs.iter().filter(|output| output.classification > 0);
-        let classified = outputs.map(|output| (output.name.clone(), output.classification)).collect();
+        let classified =
+            outputs.map(|output| (output.name.clone(), output.classification)).collect();
         Ok(Admitted { checked, classified })
     }
 
@@ -233,13 +242,19 @@ impl Serving {
         classified: Vec<(String, u64)>,
     ) -> BoxFuture<Result<InferResponse, InferError>> {
         let long = response.outputs.iter().any(|output| {
-            output.tensor.data.len() > LONG_CLASSIFICATION && classified.iter().any(|(name, _)| *name == output.name)
+            output.tensor.data.len() > LONG_CLASSIFICATION
+                && classified.iter().any(|(name, _)| *name == output.name)
         });
         let work = move || {
             for (name, count) in &classified {
                 let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
                 for output in response.outputs.iter_mut().filter(|output| output.name == *name) {
-                    output.tensor = classification::classify(&output.tensor, *count, labels, self.config.batches())?;
+                    output.tensor = classification::classify(
+                        &output.tensor,
+                        *count,
+                        labels,
+                        self.config.batches(),
+                    )?;
                 }
             }
             Ok(response)
@@ -249,7 +264,9 @@ impl Serving {
                 return work();
             }
             let done = blocking::run(work).await;
-            done.unwrap_or_else(|error| Err(InferError::internal(format!("the classification failed: {error}"))))
+            done.unwrap_or_else(|error| {
+                Err(InferError::internal(format!("the classification failed: {error}")))
+            })
         })
     }
 }

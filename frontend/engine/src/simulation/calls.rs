@@ -1,4 +1,5 @@
-//! The clients of a simulation: they send requests, await or abandon the answers, and know what is right.
+//! The clients of a simulation: they send requests, await or abandon the answers, and know what is
+//! right.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -74,7 +75,8 @@ pub(super) struct Sequence {
     total: u64,
     /// Whether no more steps are sent: its end was sent, or a step has failed.
     closed: bool,
-    /// Whether the total is not known: a step was cancelled, or the sequence may begin again without notice.
+    /// Whether the total is not known: a step was cancelled, or the sequence may begin again
+    /// without notice.
     disturbed: bool,
 }
 
@@ -106,7 +108,8 @@ impl Wake for Woken {
     }
 }
 
-/// Returns whether a request was refused before it entered a queue. Like Triton, the server counts it in no statistic.
+/// Returns whether a request was refused before it entered a queue. Like Triton, the server counts
+/// it in no statistic.
 pub(super) fn is_refused(error: &InferError) -> bool {
     let refused = ["must specify the START flag", "Exceeds maximum queue size"];
     refused.iter().any(|text| error.message.contains(text))
@@ -123,13 +126,17 @@ impl World {
     pub(super) fn send(&mut self, model: usize) {
         let mut request = InferRequest::default();
         let name = self.models[model].name;
-        let rows = if self.models[model].config.max_batch_size == 0 || self.models[model].has_sequences() {
+        let rows = if self.models[model].config.max_batch_size == 0
+            || self.models[model].has_sequences()
+        {
             1
         } else {
             1 + self.random.below(2)
         };
         let values: Vec<u64> = (0..rows).map(|_| self.value(name == "cached")).collect();
-        let sequence = self.models[model].has_sequences().then(|| self.next_step(model, values[0], &mut request));
+        let sequence = self.models[model]
+            .has_sequences()
+            .then(|| self.next_step(model, values[0], &mut request));
         let expected = match sequence {
             Some(number) => vec![self.sequences[number].total],
             None => values.iter().copied().map(answer_to).collect(),
@@ -138,8 +145,10 @@ impl World {
         let mut timeout_us = None;
         if name == "levels" {
             request.priority = self.random.below(3);
-            request.timeout_us = if self.random.chance(3) { 1_000 + self.random.below(1_000) } else { 0 };
-            timeout_us = Some(if request.timeout_us == 0 { QUEUE_TIMEOUT_US } else { request.timeout_us });
+            request.timeout_us =
+                if self.random.chance(3) { 1_000 + self.random.below(1_000) } else { 0 };
+            timeout_us =
+                Some(if request.timeout_us == 0 { QUEUE_TIMEOUT_US } else { request.timeout_us });
         }
         let batches = self.models[model].config.max_batch_size > 0;
         let shape = if batches { vec![i64::try_from(rows).unwrap(), 1] } else { vec![1] };
@@ -151,7 +160,11 @@ impl World {
         let checked = driver.config.check(&mut request).unwrap();
         let answers = match driver.config.decoupled {
             true => Answers::Many(driver.stream(request, checked)),
-            false => Answers::One(Box::pin(async move { driver.infer(Box::new(request), checked).await })),
+            false => {
+                Answers::One(Box::pin(
+                    async move { driver.infer(Box::new(request), checked).await },
+                ))
+            }
         };
         self.models[model].counted.sent += 1;
         let woken = Woken::new();
@@ -160,7 +173,18 @@ impl World {
         let executed = 0;
         let reader = Reader::default();
         self.open.push(self.calls.len());
-        self.calls.push(Call { model, answers, woken, values, expected, sent, timeout_us, sequence, executed, reader });
+        self.calls.push(Call {
+            model,
+            answers,
+            woken,
+            values,
+            expected,
+            sent,
+            timeout_us,
+            sequence,
+            executed,
+            reader,
+        });
         // A sequence without its start is refused.
         if self.random.chance(self.faults.cancel) && !starts {
             let after = self.random.below(8_000);
@@ -168,7 +192,8 @@ impl World {
         }
     }
 
-    /// Makes a request the next step of a sequence, which adds a value to its total. Returns the number of the sequence.
+    /// Makes a request the next step of a sequence, which adds a value to its total. Returns the
+    /// number of the sequence.
     fn next_step(&mut self, model: usize, value: u64, request: &mut InferRequest) -> usize {
         let number = self.sequence(model);
         let last = self.random.chance(5);
@@ -194,14 +219,22 @@ impl World {
     /// Returns an open sequence of a model, or begins one.
     fn sequence(&mut self, model: usize) -> usize {
         let sequences = self.sequences.iter().enumerate();
-        let open: Vec<usize> =
-            sequences.filter(|(_, one)| one.model == model && !one.closed).map(|(number, _)| number).collect();
+        let open: Vec<usize> = sequences
+            .filter(|(_, one)| one.model == model && !one.closed)
+            .map(|(number, _)| number)
+            .collect();
         if open.len() >= SEQUENCES || (!open.is_empty() && self.random.chance(2)) {
             return open[usize::try_from(self.random.below(open.len() as u64)).unwrap()];
         }
         let number = self.sequences.len();
         let disturbed = self.models[model].starts_implicitly();
-        self.sequences.push(Sequence { model, id: number as u64 + 1, total: 0, closed: false, disturbed });
+        self.sequences.push(Sequence {
+            model,
+            id: number as u64 + 1,
+            total: 0,
+            closed: false,
+            disturbed,
+        });
         number
     }
 
@@ -210,7 +243,8 @@ impl World {
         let one = &mut self.calls[call];
         if one.answers.take().is_some() {
             self.models[one.model].counted.cancelled += 1;
-            // Its sequence has a step that may not be executed. With implicit starts the others continue.
+            // Its sequence has a step that may not be executed. With implicit starts the others
+            // continue.
             if let Some(sequence) = one.sequence {
                 self.sequences[sequence].closed |= !self.models[one.model].starts_implicitly();
                 self.sequences[sequence].disturbed = true;
@@ -271,11 +305,16 @@ impl World {
         match streamed.answer {
             Ok(response) => {
                 if !streamed.empty {
-                    let expected: Vec<u64> =
-                        values.iter().map(|value| answer_to(value + call.reader.responses)).collect();
+                    let expected: Vec<u64> = values
+                        .iter()
+                        .map(|value| answer_to(value + call.reader.responses))
+                        .collect();
                     let got = values_of(&response.outputs[0].tensor);
                     if got != expected {
-                        return Err(format!("request {number} to '{name}' has the response {got:?}, not {expected:?}"));
+                        return Err(format!(
+                            "request {number} to '{name}' has the response {got:?}, not \
+                             {expected:?}"
+                        ));
                     }
                     call.reader.responses += 1;
                     self.models[call.model].answered.insert(values[0]);
@@ -292,7 +331,10 @@ impl World {
             }
             Err(error) if streamed.last => self.on_error(number, &error)?,
             Err(error) => {
-                return Err(format!("request {number} to '{name}' goes on after an error: {}", error.message));
+                return Err(format!(
+                    "request {number} to '{name}' goes on after an error: {}",
+                    error.message
+                ));
             }
         }
         self.note(number as u64);
@@ -332,7 +374,10 @@ impl World {
         if let Some(sequence) = call.sequence {
             self.sequences[sequence].closed = true;
             if error.reason == Reason::Timeout {
-                return Err(format!("request {number} has no timeout, but its sequence: {}", error.message));
+                return Err(format!(
+                    "request {number} has no timeout, but its sequence: {}",
+                    error.message
+                ));
             }
         }
         let counted = &mut self.models[call.model].counted;
@@ -344,7 +389,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that answers of a model with `preserve_ordering` arrive in the order of their requests.
+    /// Checks that answers of a model with `preserve_ordering` arrive in the order of their
+    /// requests.
     fn check_order(&self, number: usize) -> Result<(), String> {
         let model = self.calls[number].model;
         if self.models[model].name != "ordered" {
@@ -354,6 +400,8 @@ impl World {
             let call = &self.calls[**earlier];
             **earlier < number && call.model == model && call.waits() && call.executed > 0
         });
-        overtaken.map_or(Ok(()), |first| Err(format!("request {number} is answered before request {first}")))
+        overtaken.map_or(Ok(()), |first| {
+            Err(format!("request {number} is answered before request {first}"))
+        })
     }
 }

@@ -18,7 +18,12 @@ impl World {
     ///
     /// # Errors
     /// It is larger than the model permits, or has a request that was answered with success.
-    pub(super) fn check_batch(&mut self, model: usize, instance: usize, number: usize) -> Result<(), String> {
+    pub(super) fn check_batch(
+        &mut self,
+        model: usize,
+        instance: usize,
+        number: usize,
+    ) -> Result<(), String> {
         let Some(process) = &self.models[model].instances[instance].process else { return Ok(()) };
         let execute = &process.batches[number];
         let values = process.values(execute);
@@ -30,24 +35,33 @@ impl World {
         if one.name == "cached" {
             return Ok(());
         }
-        let padding = |position: usize| one.has_sequences() && execute.requests[position].sequence.is_none();
-        for (position, values) in values.iter().enumerate().filter(|(position, _)| !padding(*position)) {
+        let padding =
+            |position: usize| one.has_sequences() && execute.requests[position].sequence.is_none();
+        for (position, values) in
+            values.iter().enumerate().filter(|(position, _)| !padding(*position))
+        {
             if one.answered.contains(&values[0]) {
-                return Err(format!("'{}' executes request {position} of a batch again after its answer", one.name));
+                return Err(format!(
+                    "'{}' executes request {position} of a batch again after its answer",
+                    one.name
+                ));
             }
-            let call = self.calls.iter_mut().rfind(|call| call.model == model && call.values == *values);
+            let call =
+                self.calls.iter_mut().rfind(|call| call.model == model && call.values == *values);
             let executed = match call {
                 Some(call) => {
                     call.executed += 1;
                     Some(call.executed)
                 }
-                None => self
-                    .steps
-                    .received(model, values)
-                    .map_err(|()| format!("'{}' executes the request of a step again after its answer", one.name))?,
+                None => self.steps.received(model, values).map_err(|()| {
+                    format!("'{}' executes the request of a step again after its answer", one.name)
+                })?,
             };
             let Some(executed) = executed else {
-                return Err(format!("'{}' executes {values:?}, which no client has sent", one.name));
+                return Err(format!(
+                    "'{}' executes {values:?}, which no client has sent",
+                    one.name
+                ));
             };
             self.coverage.executed_again += u64::from(executed > 1);
             if executed > 1 && one.has_sequences() {
@@ -77,7 +91,8 @@ impl World {
     fn check_resources(&self) -> Result<(), String> {
         let Some(limits) = &self.shared.limits else { return Ok(()) };
         let instances = self.models.iter().flat_map(|model| &model.instances);
-        let executing = instances.filter(|one| one.process.as_ref().is_some_and(|process| !process.batches.is_empty()));
+        let executing = instances
+            .filter(|one| one.process.as_ref().is_some_and(|process| !process.batches.is_empty()));
         let needed: u64 = executing.filter(|one| one.ready).map(|one| u64::from(one.units)).sum();
         for usage in limits.usage() {
             if usage.used > u64::from(usage.total) || needed > usage.used {
@@ -87,7 +102,8 @@ impl World {
         Ok(())
     }
 
-    /// No request waits longer than its timeout, or while an instance is idle beyond the delay of batches.
+    /// No request waits longer than its timeout, or while an instance is idle beyond the delay of
+    /// batches.
     fn check_waiting(&self) -> Result<(), String> {
         for (number, call) in self.open.iter().map(|number| (*number, &self.calls[*number])) {
             if !call.waits() || call.executed > 0 {
@@ -100,11 +116,15 @@ impl World {
             if let Some(timeout) = call.timeout_us.filter(|_| !dead)
                 && waited > Duration::from_micros(timeout + 1)
             {
-                return Err(format!("request {number} waits for {waited:?}, with a timeout of {timeout} us"));
+                return Err(format!(
+                    "request {number} waits for {waited:?}, with a timeout of {timeout} us"
+                ));
             }
-            let free =
-                |one: &Instance| one.ready && one.process.as_ref().is_some_and(|process| process.batches.is_empty());
-            let decides = self.shared.limits.is_none() && !model.has_sequences() && model.name != "cached";
+            let free = |one: &Instance| {
+                one.ready && one.process.as_ref().is_some_and(|process| process.batches.is_empty())
+            };
+            let decides =
+                self.shared.limits.is_none() && !model.has_sequences() && model.name != "cached";
             if decides
                 && !dead
                 && waited > Duration::from_micros(QUEUE_DELAY_US + 1)
@@ -122,7 +142,9 @@ impl World {
     /// Each request is in the queue, executing, or counted as a success or failure.
     fn check_counts(&self) -> Result<(), String> {
         // Requests that wait for the response to an equal one are nowhere.
-        for (number, model) in self.models.iter().enumerate().filter(|(_, model)| model.name != "cached") {
+        for (number, model) in
+            self.models.iter().enumerate().filter(|(_, model)| model.name != "cached")
+        {
             let by_clients = self.counted(number);
             let seen = statistics::of(&model.driver.series).inference_stats;
             let counted = seen.success.count + seen.fail.count;
@@ -155,12 +177,15 @@ impl World {
         for (labels, observed) in text.lines().filter_map(observations_of_requests) {
             let succeeded = counters.get(&format!("{}{labels}", Builtin::RequestSuccess.name()));
             if succeeded != Some(&observed) {
-                return Err(format!("{labels}: {observed} durations and {succeeded:?} successful requests"));
+                return Err(format!(
+                    "{labels}: {observed} durations and {succeeded:?} successful requests"
+                ));
             }
         }
         for model in &self.models {
             let seen = statistics::of(&model.driver.series);
-            let executions: u64 = seen.batch_stats.iter().map(|batch| batch.compute_infer.count).sum();
+            let executions: u64 =
+                seen.batch_stats.iter().map(|batch| batch.compute_infer.count).sum();
             if executions != seen.execution_count {
                 return Err(format!(
                     "'{}': {executions} executions by size, {} in all",
@@ -213,22 +238,34 @@ impl World {
                 let inputs = process.link.arenas.inputs.used();
                 let outputs = process.lent();
                 if inputs + outputs > 0 {
-                    return Err(format!("'{name}': {inputs} bytes of inputs and {outputs} of outputs are left"));
+                    return Err(format!(
+                        "'{name}': {inputs} bytes of inputs and {outputs} of outputs are left"
+                    ));
                 }
             }
             let labels = format!("{{model=\"{name}\",version=\"1\"}} 0");
-            if !text.lines().any(|line| line.strip_prefix(Builtin::PendingRequests.name()) == Some(labels.as_str())) {
+            if !text.lines().any(|line| {
+                line.strip_prefix(Builtin::PendingRequests.name()) == Some(labels.as_str())
+            }) {
                 return Err(format!("'{name}' has pending requests in the metrics"));
             }
             let seen = statistics::of(&model.driver.series);
             let succeeded = seen.inference_stats.success.count;
             let failed = seen.inference_stats.fail.count;
             let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
-            if !successes.contains(&succeeded) || succeeded + failed + counted.refused != counted.sent {
-                return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));
+            if !successes.contains(&succeeded)
+                || succeeded + failed + counted.refused != counted.sent
+            {
+                return Err(format!(
+                    "'{name}': {succeeded} successes and {failed} failures are counted: \
+                     {counted:?}"
+                ));
             }
             if seen.execution_count != counted.executions {
-                return Err(format!("'{name}': {} executions are counted: {counted:?}", seen.execution_count));
+                return Err(format!(
+                    "'{name}': {} executions are counted: {counted:?}",
+                    seen.execution_count
+                ));
             }
             self.coverage.hits += seen.inference_stats.cache_hit.count;
             self.coverage.counted.add(&counted);

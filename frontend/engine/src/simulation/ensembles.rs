@@ -1,4 +1,5 @@
-//! The ensembles of a simulation: the real code of ensembles sends requests of their steps to the simulated models.
+//! The ensembles of a simulation: the real code of ensembles sends requests of their steps to the
+//! simulated models.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,39 +24,50 @@ use super::world::{Event, World};
 use crate::ensemble::{Ensemble, EnsembleResponses, Member, Members, Target};
 use crate::scheduler::InferResult;
 
-const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
+const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } \
+                       output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
-/// Names and configurations: steps that follow each other, steps that run at the same time with a limit of requests, a step for each
-/// response of another one, and the same with a step that has several responses itself.
+/// Names and configurations: steps that follow each other, steps that run at the same time with a
+/// limit of requests, a step for each response of another one, and the same with a step that has
+/// several responses itself.
 const CONFIGS: [(&str, &str); 4] = [
     (
         "chain",
         "ensemble_scheduling { step [
-         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
-         { model_name: 'ordered' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { \
+         key: 'OUT' value: 'x' } },
+         { model_name: 'ordered' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { \
+         key: 'OUT' value: 'OUT' } } ] }",
     ),
     (
         "fork",
-        "output { name: 'OTHER' data_type: TYPE_UINT64 dims: 1 } ensemble_scheduling { max_inflight_requests: 2 step [
-         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'OUT' } },
-         { model_name: 'levels' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'OTHER' } } ] }",
+        "output { name: 'OTHER' data_type: TYPE_UINT64 dims: 1 } ensemble_scheduling { \
+         max_inflight_requests: 2 step [
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { \
+         key: 'OUT' value: 'OUT' } },
+         { model_name: 'levels' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { \
+         key: 'OUT' value: 'OTHER' } } ] }",
     ),
     (
         "stream",
         "ensemble_scheduling { step [
-         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
-         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map \
+         { key: 'OUT' value: 'x' } },
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { \
+         key: 'OUT' value: 'OUT' } } ] }",
     ),
     (
         "burst",
         "ensemble_scheduling { step [
-         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
-         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map \
+         { key: 'OUT' value: 'x' } },
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'x' } output_map \
+         { key: 'OUT' value: 'OUT' } } ] }",
     ),
 ];
 
-/// The first value of ensembles, far from those of other clients, and the distance between two of them: more than a request of the
-/// decoupled model has responses.
+/// The first value of ensembles, far from those of other clients, and the distance between two of
+/// them: more than a request of the decoupled model has responses.
 const FIRST_VALUE: u64 = 1 << 40;
 const DISTANCE: u64 = 1 << 12;
 
@@ -73,23 +85,27 @@ impl SimulatedEnsemble {
 
     /// Returns the outputs of all responses to values.
     fn expected(&self, values: &[u64]) -> Vec<Outputs> {
-        let all = |to: &dyn Fn(u64) -> u64| values.iter().map(|value| to(*value)).collect::<Vec<_>>();
+        let all =
+            |to: &dyn Fn(u64) -> u64| values.iter().map(|value| to(*value)).collect::<Vec<_>>();
         match self.name {
             "fork" => vec![vec![all(&answer_to), all(&answer_to)]],
             "chain" => vec![vec![all(&|value| answer_to(answer_to(value)))]],
-            "stream" => {
-                (0..responses_to(values[0])).map(|n| vec![all(&|value| answer_to(answer_to(value + n)))]).collect()
-            }
+            "stream" => (0..responses_to(values[0]))
+                .map(|n| vec![all(&|value| answer_to(answer_to(value + n)))])
+                .collect(),
             _ => {
-                let inner = |n: u64| (0..responses_to(answer_to(values[0] + n))).map(move |m| (n, m));
+                let inner =
+                    |n: u64| (0..responses_to(answer_to(values[0] + n))).map(move |m| (n, m));
                 let numbers = (0..responses_to(values[0])).flat_map(inner);
-                numbers.map(|(n, m)| vec![all(&|value| answer_to(answer_to(value + n) + m))]).collect()
+                numbers
+                    .map(|(n, m)| vec![all(&|value| answer_to(answer_to(value + n) + m))])
+                    .collect()
             }
         }
     }
 
-    /// Returns whether responses come in the order of [`SimulatedEnsemble::expected`]. Steps at the same time that have several
-    /// responses each take turns.
+    /// Returns whether responses come in the order of [`SimulatedEnsemble::expected`]. Steps at the
+    /// same time that have several responses each take turns.
     fn is_in_order(&self) -> bool {
         self.name != "burst"
     }
@@ -101,17 +117,24 @@ pub(super) fn all(steps: &Steps) -> Vec<SimulatedEnsemble> {
 }
 
 fn ensemble(steps: &Steps, name: &'static str, text: &str) -> SimulatedEnsemble {
-    let draft = Draft::from_text(&format!("platform: 'ensemble' {TENSORS} {text}"), "config.pbtxt").unwrap();
+    let draft = Draft::from_text(&format!("platform: 'ensemble' {TENSORS} {text}"), "config.pbtxt")
+        .unwrap();
     let config = draft.complete(&Completion { directory: name, ..Completion::default() }).unwrap();
     let plan = Plan::new(&config).unwrap().unwrap();
-    let members: Vec<_> = plan.steps().iter().map(|step| steps.member(step).unwrap().config.clone()).collect();
-    ensemble::check(&config, &plan, &members.iter().map(|config| &**config).collect::<Vec<_>>()).unwrap();
+    let members: Vec<_> =
+        plan.steps().iter().map(|step| steps.member(step).unwrap().config.clone()).collect();
+    ensemble::check(&config, &plan, &members.iter().map(|config| &**config).collect::<Vec<_>>())
+        .unwrap();
     let decoupled: Vec<bool> = members.iter().map(|config| config.decoupled).collect();
     let stages = Stages::new(name, &plan, &decoupled).unwrap();
     let config = Arc::new(config.with_decoupled(stages.is_decoupled()).unwrap());
     let model = ModelVersion::new(name, 1);
     let series = steps.metrics().model_loaded(&model, &[]);
-    record::ensemble_loaded(steps.metrics(), &series, plan.steps().iter().map(|step| step.model.as_str()));
+    record::ensemble_loaded(
+        steps.metrics(),
+        &series,
+        plan.steps().iter().map(|step| step.model.as_str()),
+    );
     if config.decoupled {
         steps.metrics().model_decoupled(&series);
     }
@@ -160,7 +183,8 @@ impl World {
     /// Sends a request to an ensemble, and plans the next one.
     pub(super) fn send_to_ensemble(&mut self, number: usize) {
         // The number of responses depends on the value.
-        let mut first = FIRST_VALUE + self.ensemble_calls.len() as u64 * DISTANCE + self.random.below(4);
+        let mut first =
+            FIRST_VALUE + self.ensemble_calls.len() as u64 * DISTANCE + self.random.below(4);
         if self.ensembles[number].name == "burst" && responses_to(first) > 3 {
             // Otherwise there would be thousands of responses.
             first += 4;
@@ -168,8 +192,11 @@ impl World {
         let rows = 1 + self.random.below(2);
         let values: Vec<u64> = (0..rows).map(|row| first + row * DISTANCE / 2).collect();
         let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let tensor =
-            Tensor { datatype: DataType::Uint64, shape: vec![i64::try_from(rows).unwrap(), 1], data: data.into() };
+        let tensor = Tensor {
+            datatype: DataType::Uint64,
+            shape: vec![i64::try_from(rows).unwrap(), 1],
+            data: data.into(),
+        };
         let inputs = vec![InferInput { name: "IN".into(), tensor }];
         let timeline = Timeline { request_start: self.now, ..Timeline::default() };
         let mut request = InferRequest { inputs, timeline, ..InferRequest::default() };
@@ -242,7 +269,10 @@ impl World {
             if let Poll::Ready(streamed) = streamed {
                 // There may be more.
                 call.woken.set();
-                self.on_ensemble_response(number, streamed.ok_or("an ensemble's stream has no last response")?)?;
+                self.on_ensemble_response(
+                    number,
+                    streamed.ok_or("an ensemble's stream has no last response")?,
+                )?;
             }
         }
         Ok(changed)
@@ -257,11 +287,15 @@ impl World {
         let one = &mut self.ensembles[call.ensemble];
         let name = one.name;
         if let (Ok(response), false) = (&answer, empty) {
-            let got: Outputs = response.outputs.iter().map(|output| values_of(&output.tensor)).collect();
+            let got: Outputs =
+                response.outputs.iter().map(|output| values_of(&output.tensor)).collect();
             let at = call.expected.iter().position(|expected| *expected == got);
             let at = at.filter(|at| *at == 0 || !one.is_in_order());
             let at = at.ok_or_else(|| {
-                format!("request {number} to '{name}' has the response {got:?}, not {:?}", call.expected.first())
+                format!(
+                    "request {number} to '{name}' has the response {got:?}, not {:?}",
+                    call.expected.first()
+                )
             })?;
             call.expected.remove(at);
             self.coverage.ensemble_responses += 1;
@@ -269,13 +303,19 @@ impl World {
         match answer {
             Ok(_) if last => {
                 if !call.expected.is_empty() {
-                    return Err(format!("request {number} to '{name}' ends without {:?}", call.expected));
+                    return Err(format!(
+                        "request {number} to '{name}' ends without {:?}",
+                        call.expected
+                    ));
                 }
                 one.counted.succeeded += 1;
             }
             Ok(_) => {}
             Err(error) if !last || error.message.contains("bug in the server") => {
-                return Err(format!("request {number} to '{name}', last {last}: {}", error.message));
+                return Err(format!(
+                    "request {number} to '{name}', last {last}: {}",
+                    error.message
+                ));
             }
             Err(_) => one.counted.failed += 1,
         }
@@ -297,7 +337,10 @@ impl World {
             let waiting = open.filter(|call| call.ensemble == number && call.waits()).count();
             if one.ensemble().in_flight() != waiting {
                 let in_flight = one.ensemble().in_flight();
-                return Err(format!("'{}' has {in_flight} requests, and {waiting} clients wait", one.name));
+                return Err(format!(
+                    "'{}' has {in_flight} requests, and {waiting} clients wait",
+                    one.name
+                ));
             }
         }
         Ok(())
@@ -312,7 +355,8 @@ impl World {
         for one in &self.ensembles {
             let name = one.name;
             let counted = one.counted;
-            if let Some((step, taken)) = one.ensemble().places_taken().find(|(_, taken)| *taken > 0) {
+            if let Some((step, taken)) = one.ensemble().places_taken().find(|(_, taken)| *taken > 0)
+            {
                 return Err(format!("'{name}' has {taken} places of step '{}' in use", step.model));
             }
             let seen = statistics::of(&one.version.series).inference_stats;
@@ -320,7 +364,10 @@ impl World {
             let failed = seen.fail.count;
             let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
             if !successes.contains(&succeeded) || succeeded + failed != counted.sent {
-                return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));
+                return Err(format!(
+                    "'{name}': {succeeded} successes and {failed} failures are counted: \
+                     {counted:?}"
+                ));
             }
             self.coverage.ensembles.add(&counted);
         }

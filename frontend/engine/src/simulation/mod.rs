@@ -1,7 +1,14 @@
-//! A deterministic simulation of the drivers, supervisors, schedulers, rate limiter, response cache and metrics in virtual time,
-//! with random faults. Everything is real but the processes, the clients and the clock: see `docs/src/internals/tests.md`.
+//! A deterministic simulation of the drivers, supervisors, schedulers, rate limiter, response cache
+//! and metrics in virtual time, with random faults. Everything is real but the processes, the
+//! clients and the clock: see `docs/src/internals/tests.md`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::print_stdout)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout
+)]
 
 mod calls;
 mod checks;
@@ -47,7 +54,9 @@ fn run(seed: u64) -> Result<(Coverage, u64), String> {
 fn caught(simulate: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(simulate)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
+        Err(text
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_default())
     })
 }
 
@@ -58,9 +67,14 @@ fn simulate(world: &mut World) -> Result<(), String> {
     let end = world.now + AFTERWARDS;
     while world.step(end)? && !world.is_quiet() {}
     if let Some((number, call)) = world.calls.iter().enumerate().find(|(_, call)| call.waits()) {
-        return Err(format!("request {number} to '{}' is never answered", world.models[call.model].name));
+        return Err(format!(
+            "request {number} to '{}' is never answered",
+            world.models[call.model].name
+        ));
     }
-    if let Some((number, _)) = world.ensemble_calls.iter().enumerate().find(|(_, call)| call.waits()) {
+    if let Some((number, _)) =
+        world.ensemble_calls.iter().enumerate().find(|(_, call)| call.waits())
+    {
         return Err(format!("request {number} to an ensemble is never answered"));
     }
     let end = world.now + SEQUENCE_IDLE;
@@ -76,8 +90,18 @@ const SEEDS: u64 = 120;
 #[test]
 fn nothing_is_lost_whatever_fails() {
     let all = run_all(KEPT.into_iter().chain(0..SEEDS), run, Coverage::add);
-    let faults = [all.deaths, all.executed_again, all.failed_loads, all.doubled_replies, all.hung, all.waits];
-    let happened = faults.into_iter().chain([all.hits, all.responses, all.ensemble_responses]).all(|count| count > 0);
+    let faults = [
+        all.deaths,
+        all.executed_again,
+        all.failed_loads,
+        all.doubled_replies,
+        all.hung,
+        all.waits,
+    ];
+    let happened = faults
+        .into_iter()
+        .chain([all.hits, all.responses, all.ensemble_responses])
+        .all(|count| count > 0);
     assert!(happened, "something never happened: {all:?}");
 }
 
@@ -111,9 +135,14 @@ fn simulate_for_long() {
     for_long(SEEDS, run, Coverage::add);
 }
 
-/// Runs simulations for the time that the environment says. Prints what was covered, and each seed that fails.
+/// Runs simulations for the time that the environment says. Prints what was covered, and each seed
+/// that fails.
 #[allow(clippy::disallowed_methods)]
-fn for_long<C: Debug + Default>(first: u64, run: impl Fn(u64) -> Result<(C, u64), String>, add: impl Fn(&mut C, &C)) {
+fn for_long<C: Debug + Default>(
+    first: u64,
+    run: impl Fn(u64) -> Result<(C, u64), String>,
+    add: impl Fn(&mut C, &C),
+) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seconds = number("PHAROS_SIMULATE_SECONDS").unwrap_or(60);
     let first = number("PHAROS_SIMULATE_FIRST_SEED").unwrap_or(first);

@@ -17,8 +17,8 @@ use crate::scheduler::{Driver, DriverSettings, Limits, Timer, placement, setting
 use crate::store::identity::{Files, identity};
 use crate::store::scan::{LoadedFiles, VersionFiles};
 
-const TENSORS: &str =
-    "input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
+const TENSORS: &str = "input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' \
+                       data_type: TYPE_UINT64 dims: 1 }";
 
 /// The queue timeout of the model `levels`, in microseconds.
 pub(super) const QUEUE_TIMEOUT_US: u64 = 5_000;
@@ -26,23 +26,27 @@ pub(super) const QUEUE_TIMEOUT_US: u64 = 5_000;
 /// The longest delay of batches, in microseconds: that of the model `plain`.
 pub(super) const QUEUE_DELAY_US: u64 = 500;
 
-/// Names and configurations. With the rate limiter, instances need one unit of the resource `R`, those of `plain` two.
+/// Names and configurations. With the rate limiter, instances need one unit of the resource `R`,
+/// those of `plain` two.
 const CONFIGS: [(&str, &str); 9] = [
     (
         "plain",
-        "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 500 }
+        "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 2, 4 ] \
+         max_queue_delay_microseconds: 500 }
          instance_group { count: 2 kind: KIND_CPU RATE }",
     ),
     (
         "levels",
         "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200
          priority_levels: 2 default_priority_level: 2
-         default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 5000 allow_timeout_override: true
+         default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 5000 \
+         allow_timeout_override: true
          max_queue_size: 16 } } instance_group { count: 1 kind: KIND_CPU RATE }",
     ),
     (
         "ordered",
-        "max_batch_size: 2 dynamic_batching { preserve_ordering: true } instance_group { count: 3 kind: KIND_CPU RATE }",
+        "max_batch_size: 2 dynamic_batching { preserve_ordering: true } instance_group { count: 3 \
+         kind: KIND_CPU RATE }",
     ),
     (
         "cached",
@@ -77,7 +81,8 @@ const CONFIGS: [(&str, &str); 9] = [
 pub(super) const SEQUENCE_IDLE: Duration = Duration::from_millis(200);
 
 /// The resource that an instance needs.
-const RATE: &str = "rate_limiter { resources [ { name: 'R' count: COUNT global: true } ] priority: PRIORITY }";
+const RATE: &str =
+    "rate_limiter { resources [ { name: 'R' count: COUNT global: true } ] priority: PRIORITY }";
 
 /// The units of the resource.
 pub(super) const UNITS: u32 = 3;
@@ -104,7 +109,8 @@ pub(super) struct Model {
     pub(super) config: Arc<ModelConfig>,
     pub(super) driver: Arc<Driver>,
     pub(super) instances: Vec<Instance>,
-    /// Values of requests that were answered with success, or got a response: they must not be executed again.
+    /// Values of requests that were answered with success, or got a response: they must not be
+    /// executed again.
     pub(super) answered: HashSet<u64>,
     /// The requests of the model and their ends.
     pub(super) counted: Counted,
@@ -148,7 +154,9 @@ impl Model {
 
     /// Returns whether no instance will ever be ready.
     pub(super) fn is_broken(&self) -> bool {
-        self.instances.iter().all(|instance| matches!(instance.machine.state(), pharos::supervisor::State::Failed))
+        self.instances
+            .iter()
+            .all(|instance| matches!(instance.machine.state(), pharos::supervisor::State::Failed))
     }
 }
 
@@ -166,7 +174,10 @@ fn limits_of_instances() -> Settings {
         start_timeout: Duration::from_secs(5),
         execution_timeout: Duration::from_secs(2),
         restart: RestartPolicy {
-            backoff: Backoff::Exponential { first: Duration::from_millis(10), max: Duration::from_millis(500) },
+            backoff: Backoff::Exponential {
+                first: Duration::from_millis(10),
+                max: Duration::from_millis(500),
+            },
             healthy_after: Duration::from_secs(1),
             window: None,
         },
@@ -182,16 +193,21 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
     let (name, text) = CONFIGS[number];
     let units = if number == 0 { 2 } else { 1 };
     let rate = match &shared.limits {
-        Some(_) => RATE.replace("COUNT", &units.to_string()).replace("PRIORITY", &(1 + number % 2).to_string()),
+        Some(_) => RATE
+            .replace("COUNT", &units.to_string())
+            .replace("PRIORITY", &(1 + number % 2).to_string()),
         None => String::new(),
     };
     let text = format!("backend: 'builtin' {} {TENSORS}", text.replace("RATE", &rate));
     let draft = Draft::from_text(&text, "config.pbtxt").unwrap();
-    let config = Arc::new(draft.complete(&Completion { directory: name, ..Completion::default() }).unwrap());
+    let config =
+        Arc::new(draft.complete(&Completion { directory: name, ..Completion::default() }).unwrap());
     let version = ModelVersion::new(name, 1);
     let series = shared.metrics.model_loaded(&version, &[]);
-    let files = VersionFiles { model: empty.to_owned(), version: empty.to_owned(), outside: Vec::new() };
-    let identity = identity(&[Files::new(&version, &config, &LoadedFiles::new(files).unwrap())]).unwrap();
+    let files =
+        VersionFiles { model: empty.to_owned(), version: empty.to_owned(), outside: Vec::new() };
+    let identity =
+        identity(&[Files::new(&version, &config, &LoadedFiles::new(files).unwrap())]).unwrap();
     let cache = (name == "cached").then(|| ModelCache::new(shared.responses.clone(), identity));
     let rated = shared.limits.as_ref().filter(|_| text.contains("rate_limiter"));
     let registration = rated.map(|limits| limits.registration());
@@ -200,7 +216,8 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
     }
     let has_limits = registration.is_some();
     let scheduling = settings::of(&config);
-    let settings = DriverSettings { config: config.clone(), series, scheduling, limits: registration, cache };
+    let settings =
+        DriverSettings { config: config.clone(), series, scheduling, limits: registration, cache };
     let driver = Driver::new(settings, shared.timer.clone());
     let placements = placement::of(&config, 1);
     let first = u32::try_from(number * 10).unwrap();

@@ -1,4 +1,5 @@
-//! What simulated processes do, with faults: they take batches, execute them, and reply late, twice, wrongly or never.
+//! What simulated processes do, with faults: they take batches, execute them, and reply late,
+//! twice, wrongly or never.
 
 use pharos::wire::{Done, Response};
 
@@ -25,7 +26,9 @@ impl World {
         if count == 0 {
             return Ok(false);
         }
-        let Some(process) = &self.models[model].instances[instance].process else { return Ok(false) };
+        let Some(process) = &self.models[model].instances[instance].process else {
+            return Ok(false);
+        };
         let first = process.batches.len() - count;
         for number in first..process.batches.len() {
             self.check_batch(model, instance, number)?;
@@ -40,7 +43,9 @@ impl World {
     fn begin(&mut self, model: usize, instance: usize) {
         let place = self.place(model, instance);
         let decoupled = self.models[model].config.decoupled;
-        if let Some(process) = self.models[model].instances[instance].process.as_mut().filter(|_| decoupled) {
+        if let Some(process) =
+            self.models[model].instances[instance].process.as_mut().filter(|_| decoupled)
+        {
             process.begin_streams();
         }
         if self.random.chance(self.faults.hang) {
@@ -79,7 +84,10 @@ impl World {
         let goes_on = !process.batches.is_empty();
         let link = process.link.clone();
         let driver = self.models[place.model].driver.clone();
-        let again = self.random.chance(self.faults.double).then(|| Done { outputs: Vec::new(), ..done.clone() });
+        let again = self
+            .random
+            .chance(self.faults.double)
+            .then(|| Done { outputs: Vec::new(), ..done.clone() });
         driver.batch_done(id, &link, done);
         self.models[place.model].counted.executions += 1;
         if let Some(again) = again {
@@ -101,13 +109,18 @@ impl World {
         let choice = self.random.below(64);
         let driver = self.models[place.model].driver.clone();
         let Some(one) = self.instance(place) else { return Ok(()) };
-        let (id, ready, Some(process)) = (one.id, one.ready, &mut one.process) else { return Ok(()) };
+        let (id, ready, Some(process)) = (one.id, one.ready, &mut one.process) else {
+            return Ok(());
+        };
         let link = process.link.clone();
         let step = if fails_whole { Step::End } else { process.next_step(choice, fails, now) };
         match step {
             Step::Respond(response) => {
-                let again = response.last.then(|| Response { outputs: Vec::new(), ..response.clone() });
-                driver.response(id, &link, response).map_err(|error| format!("a response is refused: {error}"))?;
+                let again =
+                    response.last.then(|| Response { outputs: Vec::new(), ..response.clone() });
+                driver
+                    .response(id, &link, response)
+                    .map_err(|error| format!("a response is refused: {error}"))?;
                 self.coverage.responses += 1;
                 let mut dies = self.random.chance(8 * self.faults.die);
                 if let Some(again) = again.filter(|_| self.random.chance(self.faults.double)) {

@@ -96,26 +96,42 @@ impl Steps {
         self.counted.lock().unwrap()[model]
     }
 
-    /// Records that a process has received a request. Returns how often it was received; `None` if no step has sent it.
+    /// Records that a process has received a request. Returns how often it was received; `None` if
+    /// no step has sent it.
     ///
     /// # Errors
     /// It had a response before.
     pub(super) fn received(&self, model: usize, values: &[u64]) -> Result<Option<u32>, ()> {
         let mut requests = self.requests.lock().unwrap();
-        let found = requests.iter_mut().rfind(|request| request.model == model && request.values == values);
+        let found =
+            requests.iter_mut().rfind(|request| request.model == model && request.values == values);
         let Some(request) = found else { return Ok(None) };
         request.executed += 1;
         if request.answered { Err(()) } else { Ok(Some(request.executed)) }
     }
 
     /// Begins to count a request. Returns the driver that executes it.
-    fn begin(self: &Arc<Self>, member: &StepModel, request: &mut InferRequest) -> (Counting, Arc<Driver>) {
-        let Kind::Model(model, driver) = &member.kind else { panic!("steps of these ensembles are models") };
+    fn begin(
+        self: &Arc<Self>,
+        member: &StepModel,
+        request: &mut InferRequest,
+    ) -> (Counting, Arc<Driver>) {
+        let Kind::Model(model, driver) = &member.kind else {
+            panic!("steps of these ensembles are models")
+        };
         let values = values_of(&request.inputs[0].tensor);
         self.counted.lock().unwrap()[*model].sent += 1;
         let mut requests = self.requests.lock().unwrap();
         requests.push(StepRequest { model: *model, values, executed: 0, answered: false });
-        (Counting { steps: self.clone(), model: *model, number: requests.len() - 1, ended: false }, driver.clone())
+        (
+            Counting {
+                steps: self.clone(),
+                model: *model,
+                number: requests.len() - 1,
+                ended: false,
+            },
+            driver.clone(),
+        )
     }
 }
 
@@ -181,7 +197,12 @@ impl Members for Steps {
     }
 
     fn member(&self, step: &Step) -> Result<Arc<StepModel>, InferError> {
-        Ok(self.models.iter().find(|member| *member.model.name == *step.model).expect("a known model").clone())
+        Ok(self
+            .models
+            .iter()
+            .find(|member| *member.model.name == *step.model)
+            .expect("a known model")
+            .clone())
     }
 
     fn with_sequence(&self, _: &Step, _: &CorrelationId) -> Option<Arc<StepModel>> {
@@ -194,7 +215,11 @@ impl Members for Steps {
         false
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> InferResult {
+    async fn infer(
+        self: &Arc<Self>,
+        member: &Arc<StepModel>,
+        mut request: Box<InferRequest>,
+    ) -> InferResult {
         let checked = member.config.check(&mut request)?;
         let (mut counting, driver) = self.begin(member, &mut request);
         let answer = driver.infer(request, checked).await;

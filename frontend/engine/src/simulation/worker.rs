@@ -1,5 +1,5 @@
-//! A simulated worker process: the other end of a real link. It reads frames from the ring and inputs from the arena, and writes
-//! outputs into the arena, as a worker does.
+//! A simulated worker process: the other end of a real link. It reads frames from the ring and
+//! inputs from the arena, and writes outputs into the arena, as a worker does.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -8,7 +8,9 @@ use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::tensor::DataType;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{CREDITS, Credits, Done, Execute, OutputBlock, Response, ToWorker, WireError, flags};
+use pharos::wire::{
+    CREDITS, Credits, Done, Execute, OutputBlock, Response, ToWorker, WireError, flags,
+};
 
 use crate::memory;
 use crate::wire::SharedLink;
@@ -22,12 +24,14 @@ pub(super) fn answer_to(value: u64) -> u64 {
     value.wrapping_mul(3).wrapping_add(1)
 }
 
-/// The number of responses of the decoupled model to a value: for some, more than a client may leave unread.
+/// The number of responses of the decoupled model to a value: for some, more than a client may
+/// leave unread.
 pub(super) fn responses_to(value: u64) -> u64 {
     if value.is_multiple_of(13) { 3 * u64::from(CREDITS) } else { value % 4 }
 }
 
-/// How the responses to a value end: with the last one that has data, with one that has none, or with the batch.
+/// How the responses to a value end: with the last one that has data, with one that has none, or
+/// with the batch.
 enum Ending {
     Data,
     Empty,
@@ -195,21 +199,26 @@ impl<L> Worker<L> {
         (self.streams, self.waits) = (values.into_iter().map(stream).collect(), false);
     }
 
-    /// Returns the next response of the first batch, to a request that `choice` selects; with `fails`, an error that ends it.
+    /// Returns the next response of the first batch, to a request that `choice` selects; with
+    /// `fails`, an error that ends it.
     pub(super) fn next_step(&mut self, choice: u64, fails: bool, now: Instant) -> Step {
         let batch = self.batches.front().expect("a batch");
         let number = batch.batch;
         let row = batch.flags;
-        let cancelled: Vec<bool> = (0..self.streams.len()).map(|position| self.is_cancelled(row, position)).collect();
+        let cancelled: Vec<bool> =
+            (0..self.streams.len()).map(|position| self.is_cancelled(row, position)).collect();
         for (stream, cancelled) in self.streams.iter_mut().zip(cancelled) {
             stream.ended |= cancelled;
-            stream.ended |= !stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Batch);
+            stream.ended |=
+                !stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Batch);
         }
         let open = |stream: &Stream| !stream.ended;
         // An end without data needs no credit.
-        let can =
-            |stream: &Stream| open(stream) && (!stream.has_data() || stream.sent < stream.taken + u64::from(CREDITS));
-        let able: Vec<usize> = (0..self.streams.len()).filter(|at| can(&self.streams[*at])).collect();
+        let can = |stream: &Stream| {
+            open(stream) && (!stream.has_data() || stream.sent < stream.taken + u64::from(CREDITS))
+        };
+        let able: Vec<usize> =
+            (0..self.streams.len()).filter(|at| can(&self.streams[*at])).collect();
         self.waits = able.is_empty() && self.streams.iter().any(open);
         self.woken = false;
         if able.is_empty() {
@@ -224,11 +233,14 @@ impl<L> Worker<L> {
     fn response(&mut self, batch: u64, at: usize, fails: bool, now: Instant) -> Response {
         let stream = &mut self.streams[at];
         let has_data = stream.has_data() && !fails;
-        let answers: Vec<u64> = stream.values.iter().map(|value| answer_to(value + stream.sent)).collect();
+        let answers: Vec<u64> =
+            stream.values.iter().map(|value| answer_to(value + stream.sent)).collect();
         stream.sent += u64::from(has_data);
-        let last = !has_data || (!stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Data));
+        let last = !has_data
+            || (!stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Data));
         let rows = answers.len();
-        let outputs = if has_data { vec![self.output(&answers, vec![rows as i64, 1])] } else { Vec::new() };
+        let outputs =
+            if has_data { vec![self.output(&answers, vec![rows as i64, 1])] } else { Vec::new() };
         let Done { stamps, .. } = done(batch, now);
         let error = fails.then(|| wire_error("this request fails"));
         let request = u32::try_from(at).unwrap();
@@ -248,12 +260,17 @@ impl<L> Worker<L> {
         done(execute.batch, now)
     }
 
-    /// Executes the first batch: removes it and returns its reply. Models with sequences answer with the totals of their
-    /// sequences.
+    /// Executes the first batch: removes it and returns its reply. Models with sequences answer
+    /// with the totals of their sequences.
     ///
     /// # Errors
     /// A step of a sequence arrived that this process has not seen the start of.
-    pub(super) fn execute(&mut self, sequences: bool, failed: &[u32], now: Instant) -> Result<Done, String> {
+    pub(super) fn execute(
+        &mut self,
+        sequences: bool,
+        failed: &[u32],
+        now: Instant,
+    ) -> Result<Done, String> {
         let execute = self.batches.pop_front().expect("a batch");
         let mut answers = Vec::new();
         for (request, values) in execute.requests.iter().zip(self.values(&execute)) {
@@ -265,7 +282,10 @@ impl<L> Worker<L> {
                         self.totals.insert(step.key, 0);
                     }
                     let Some(total) = self.totals.get_mut(&step.key) else {
-                        return Err(format!("key {} is executed, but did not start in this process", step.key));
+                        return Err(format!(
+                            "key {} is executed, but did not start in this process",
+                            step.key
+                        ));
                     };
                     *total += values[0];
                     answers.push(*total);
@@ -287,7 +307,8 @@ impl<L> Worker<L> {
 
     /// Writes an output.
     fn output(&mut self, answers: &[u64], shape: Vec<i64>) -> OutputBlock {
-        let block = self.arena.allocate((answers.len() * ELEMENT) as u64).expect("room for outputs");
+        let block =
+            self.arena.allocate((answers.len() * ELEMENT) as u64).expect("room for outputs");
         let bytes: Vec<u8> = answers.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert!(self.outputs.copy_in(usize::try_from(block.offset).unwrap(), &bytes));
         let offset = block.offset;

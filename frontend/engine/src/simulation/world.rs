@@ -208,7 +208,8 @@ impl World {
             loaded: true,
         };
         (0..world.models.len()).for_each(|model| world.after(0, Event::Arrive(model)));
-        (0..world.ensembles.len()).for_each(|ensemble| world.after(0, Event::ArriveAtEnsemble(ensemble)));
+        (0..world.ensembles.len())
+            .for_each(|ensemble| world.after(0, Event::ArriveAtEnsemble(ensemble)));
         world.after(500_000, Event::Tick);
         world
     }
@@ -224,7 +225,8 @@ impl World {
         self.trace = (self.trace.rotate_left(5) ^ what).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    /// Moves to the next time at which something happens, and lets it happen. Returns `false` if that is after `end`.
+    /// Moves to the next time at which something happens, and lets it happen. Returns `false` if
+    /// that is after `end`.
     ///
     /// # Errors
     /// What is wrong.
@@ -262,7 +264,8 @@ impl World {
     /// Returns whether all requests are answered and all instances are ready.
     pub(super) fn is_quiet(&self) -> bool {
         let settled = |one: &Instance| one.process.is_some() == one.ready;
-        let idle = |one: &Instance| one.process.as_ref().is_none_or(|process| process.batches.is_empty());
+        let idle =
+            |one: &Instance| one.process.as_ref().is_none_or(|process| process.batches.is_empty());
         let mut instances = self.models.iter().flat_map(|model| &model.instances);
         self.open.iter().all(|number| !self.calls[*number].waits())
             && self.open_at_ensembles.iter().all(|number| !self.ensemble_calls[*number].waits())
@@ -272,15 +275,22 @@ impl World {
     /// Returns all positions of instances.
     pub(super) fn places(&self) -> Vec<(usize, usize)> {
         let models = self.models.iter().enumerate();
-        models.flat_map(|(model, one)| (0..one.instances.len()).map(move |instance| (model, instance))).collect()
+        models
+            .flat_map(|(model, one)| {
+                (0..one.instances.len()).map(move |instance| (model, instance))
+            })
+            .collect()
     }
 
-    /// Performs all that follows at this time: actions of supervisors, frames that have arrived, answers.
+    /// Performs all that follows at this time: actions of supervisors, frames that have arrived,
+    /// answers.
     fn settle(&mut self) -> Result<(), String> {
         loop {
             let mut changed = false;
             for (model, instance) in self.places() {
-                while let Some(action) = self.models[model].instances[instance].machine.poll_action() {
+                while let Some(action) =
+                    self.models[model].instances[instance].machine.poll_action()
+                {
                     self.perform(model, instance, action);
                     changed = true;
                 }
@@ -367,7 +377,11 @@ impl World {
             Action::Spawn => {
                 let now = self.now;
                 // A model whose first load fails is not served at all.
-                let faults = if self.models[model].instances[instance].once_ready { self.faults.load } else { 0 };
+                let faults = if self.models[model].instances[instance].once_ready {
+                    self.faults.load
+                } else {
+                    0
+                };
                 if self.random.chance(faults) {
                     self.coverage.failed_loads += 1;
                     self.models[model].instances[instance].machine.not_started("no memory", now);

@@ -35,7 +35,8 @@ pub struct Address {
     text: String,
     /// The protocol of the store.
     pub protocol: Protocol,
-    /// The server, if the other fields do not determine it: `http://host:port` or `https://host:port`.
+    /// The server, if the other fields do not determine it: `http://host:port` or
+    /// `https://host:port`.
     pub endpoint: Option<String>,
     /// The storage account (Azure).
     pub account: Option<String>,
@@ -67,12 +68,15 @@ impl FromStr for Locations {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some((scheme, _)) = text.split_once("://") {
             return match scheme.contains(['/', ':']) {
-                true => Err("give each store in a separate option, not separated by ':'".to_owned()),
+                true => {
+                    Err("give each store in a separate option, not separated by ':'".to_owned())
+                }
                 false => Ok(Self(vec![Location::Objects(text.parse()?)])),
             };
         }
         let parts = text.split(':').filter(|part| !part.is_empty());
-        let directories: Vec<Location> = parts.map(|part| Location::Directory(part.into())).collect();
+        let directories: Vec<Location> =
+            parts.map(|part| Location::Directory(part.into())).collect();
         if directories.is_empty() {
             return Err("a directory or the address of a store is needed".to_owned());
         }
@@ -89,9 +93,9 @@ impl FromStr for Address {
             Some(("gs", rest)) => (Protocol::Gcs, rest),
             Some(("as", rest)) => (Protocol::Azure, rest),
             _ => {
-                return Err(
-                    "allowed are directories, s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH".into()
-                );
+                return Err("allowed are directories, s3://BUCKET/PATH, gs://BUCKET/PATH, \
+                            as://ACCOUNT/CONTAINER/PATH"
+                    .into());
             }
         };
         let (endpoint, rest) = match protocol {
@@ -103,17 +107,28 @@ impl FromStr for Address {
             Protocol::Azure => Some(named("storage account", parts.next())?),
             Protocol::S3 | Protocol::Gcs => None,
         };
-        let bucket = named(if protocol == Protocol::Azure { "container" } else { "bucket" }, parts.next())?;
-        Ok(Self { text: text.to_owned(), protocol, endpoint, account, bucket, prefix: prefix(parts)? })
+        let bucket =
+            named(if protocol == Protocol::Azure { "container" } else { "bucket" }, parts.next())?;
+        Ok(Self {
+            text: text.to_owned(),
+            protocol,
+            endpoint,
+            account,
+            bucket,
+            prefix: prefix(parts)?,
+        })
     }
 }
 
-/// Splits off `https://host:port/...`, `http://host:port/...` or, for HTTP, `host:port/...`; other texts have no endpoint.
+/// Splits off `https://host:port/...`, `http://host:port/...` or, for HTTP, `host:port/...`; other
+/// texts have no endpoint.
 fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
     let (scheme, rest) = match text.split_once("://") {
         Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
         Some((scheme, _)) => {
-            return Err(format!("'{scheme}' is not a protocol of S3 endpoints: allowed are http and https"));
+            return Err(format!(
+                "'{scheme}' is not a protocol of S3 endpoints: allowed are http and https"
+            ));
         }
         None if text.split('/').next().is_some_and(|first| first.contains(':')) => ("http", text),
         None => return Ok((None, text.to_owned())),
@@ -144,12 +159,13 @@ fn named(what: &str, name: Option<&str>) -> Result<String, String> {
 fn prefix<'a>(parts: impl Iterator<Item = &'a str>) -> Result<String, String> {
     let joined = parts.collect::<Vec<_>>().join("/");
     let path = joined.trim_matches('/');
-    let invalid = path
-        .split('/')
-        .find(|part| part.is_empty() || matches!(*part, "." | "..") || part.chars().any(char::is_control));
+    let invalid = path.split('/').find(|part| {
+        part.is_empty() || matches!(*part, "." | "..") || part.chars().any(char::is_control)
+    });
     match invalid {
         Some(part) if !path.is_empty() => Err(format!(
-            "'{}' is not a valid name in a store path: expected a name without control characters, not '', '.' or '..'",
+            "'{}' is not a valid name in a store path: expected a name without control \
+             characters, not '', '.' or '..'",
             part.escape_debug()
         )),
         _ => Ok(path.to_owned()),
@@ -176,7 +192,13 @@ mod tests {
     #[test]
     fn addresses() {
         let s3 = |endpoint: Option<&str>, prefix: &str| {
-            (Protocol::S3, endpoint.map(str::to_owned), None, "bucket".to_owned(), prefix.to_owned())
+            (
+                Protocol::S3,
+                endpoint.map(str::to_owned),
+                None,
+                "bucket".to_owned(),
+                prefix.to_owned(),
+            )
         };
         for (text, expected) in [
             ("s3://bucket", s3(None, "")),
@@ -187,7 +209,10 @@ mod tests {
             ("s3://host:9000/bucket/a", s3(Some("http://host:9000"), "a")),
             ("s3://http://[::1]:9000/bucket", s3(Some("http://[::1]:9000"), "")),
             ("gs://bucket/a", (Protocol::Gcs, None, None, "bucket".to_owned(), "a".to_owned())),
-            ("as://account/bucket/a", (Protocol::Azure, None, some("account"), "bucket".to_owned(), "a".to_owned())),
+            (
+                "as://account/bucket/a",
+                (Protocol::Azure, None, some("account"), "bucket".to_owned(), "a".to_owned()),
+            ),
         ] {
             assert_eq!(parsed(text), expected, "{text}");
         }
@@ -219,8 +244,9 @@ mod tests {
 
     #[test]
     fn directories_are_separated_by_colons() {
-        let directories =
-            |names: &[&str]| Locations(names.iter().map(|name| Location::Directory((*name).into())).collect());
+        let directories = |names: &[&str]| {
+            Locations(names.iter().map(|name| Location::Directory((*name).into())).collect())
+        };
         assert_eq!("models".parse(), Ok(directories(&["models"])));
         assert_eq!("/a:b/c:".parse(), Ok(directories(&["/a", "b/c"])));
     }

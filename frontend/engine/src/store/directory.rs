@@ -28,7 +28,8 @@ impl Directory {
         Single::find(&self.path, self.model_name.as_deref())
     }
 
-    /// Returns whether this is a directory of models with the directory of this model, without listing the others.
+    /// Returns whether this is a directory of models with the directory of this model, without
+    /// listing the others.
     fn holds(&self, model: &str) -> bool {
         is_name(model) && is_model(&self.path.join(model))
     }
@@ -80,8 +81,8 @@ impl Store for Directory {
         self.single().ok().flatten().map(|single| single.name)
     }
 
-    /// The configured name of a single model has precedence over the one in its configuration, because deployments choose a
-    /// name without changing the files.
+    /// The configured name of a single model has precedence over the one in its configuration,
+    /// because deployments choose a name without changing the files.
     fn names_models(&self) -> bool {
         self.model_name.is_some() && self.single_model().is_some()
     }
@@ -93,13 +94,15 @@ impl Store for Directory {
         match self.single()? {
             Some(single) if single.name == model => single.local(&self.links).map(Some),
             Some(_) => Ok(None),
-            None => Ok(self.has_directory(model).then(|| ModelFiles::permanent(self.path.join(model)))),
+            None => {
+                Ok(self.has_directory(model).then(|| ModelFiles::permanent(self.path.join(model))))
+            }
         }
     }
 }
 
-/// Returns whether a model of a directory may have this name. A name may come from a client, also as the name of a member of an
-/// ensemble, and a path would lead out of the repository.
+/// Returns whether a model of a directory may have this name. A name may come from a client, also
+/// as the name of a member of an ensemble, and a path would lead out of the repository.
 fn is_name(model: &str) -> bool {
     !scan::is_hidden(model) && check_model_name(model).is_ok()
 }

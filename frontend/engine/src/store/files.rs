@@ -38,7 +38,8 @@ impl ModelFiles {
         Self { path, removed: None, _owner: None, origin: CodeOrigin::Operator }
     }
 
-    /// Creates files in a directory whose parent `above` is removed on drop; `owner` is held until then.
+    /// Creates files in a directory whose parent `above` is removed on drop; `owner` is held until
+    /// then.
     pub(crate) fn temporary(path: PathBuf, above: PathBuf, owner: Arc<dyn FilesOwner>) -> Self {
         Self { path, removed: Some(above), _owner: Some(owner), origin: CodeOrigin::Operator }
     }
@@ -70,7 +71,8 @@ impl Drop for ModelFiles {
     }
 }
 
-/// Temporary directories in one parent directory, which is created for the first of them and removed when the server exits.
+/// Temporary directories in one parent directory, which is created for the first of them and
+/// removed when the server exits.
 #[derive(Debug, Default)]
 pub(crate) struct TemporaryDirectories(Mutex<Created>);
 
@@ -93,13 +95,14 @@ impl TemporaryDirectories {
         if created.directory.as_ref().is_none_or(|directory| !directory.path().is_dir()) {
             created.directory = Some(Arc::new(Temporary::new(Kind::LOAD)?));
         }
-        let Some(directory) = created.directory.clone() else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some(directory) = created.directory.clone() else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
         let path = directory.path().join(created.number.to_string());
         created.number += 1;
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display())))?;
+        DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display()))
+        })?;
         Ok((path, directory))
     }
 

@@ -1,5 +1,6 @@
-//! The identity of a model version for the response cache: its configuration and the files that determine what it does. Contains
-//! no paths outside the model's directory and no modification times, so that it is equal on all servers with equal files.
+//! The identity of a model version for the response cache: its configuration and the files that
+//! determine what it does. Contains no paths outside the model's directory and no modification
+//! times, so that it is equal on all servers with equal files.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -29,14 +30,16 @@ impl Files {
     }
 }
 
-/// Reads all files of the versions, except those of Python environments in directories, and follows symbolic links. The first version
-/// is the model itself, the others are versions that its responses depend on. Blocks until all files are read.
+/// Reads all files of the versions, except those of Python environments in directories, and follows
+/// symbolic links. The first version is the model itself, the others are versions that its
+/// responses depend on. Blocks until all files are read.
 ///
 /// # Errors
 /// A file or directory cannot be read.
 pub(crate) fn identity(all: &[Files]) -> io::Result<Identity> {
     let mut identities = all.iter().map(one);
-    let first = identities.next().unwrap_or_else(|| Err(io::Error::other("a model version is needed")))?;
+    let first =
+        identities.next().unwrap_or_else(|| Err(io::Error::other("a model version is needed")))?;
     identities.try_fold(first, |identity, next| Ok(identity.and(&next?)))
 }
 
@@ -46,7 +49,8 @@ fn one(Files { model, config, files }: &Files) -> io::Result<Identity> {
     for (name, part) in parts(files)? {
         match part {
             IdentityPart::Content(path) => {
-                read(&path, &name, &mut identifier, &mut buffer).map_err(|error| scan::unreadable(&path, &error))?;
+                read(&path, &name, &mut identifier, &mut buffer)
+                    .map_err(|error| scan::unreadable(&path, &error))?;
             }
             IdentityPart::Size(size) => {
                 let bytes = size.to_le_bytes();
@@ -58,7 +62,12 @@ fn one(Files { model, config, files }: &Files) -> io::Result<Identity> {
     Ok(identifier.finish())
 }
 
-fn read(path: &Path, name: &[u8], identifier: &mut Identifier, buffer: &mut [u8]) -> io::Result<()> {
+fn read(
+    path: &Path,
+    name: &[u8],
+    identifier: &mut Identifier,
+    buffer: &mut [u8],
+) -> io::Result<()> {
     let mut file = File::open(path)?;
     identifier.file(name, file.metadata()?.len());
     loop {
@@ -74,7 +83,8 @@ fn read(path: &Path, name: &[u8], identifier: &mut Identifier, buffer: &mut [u8]
 /// What the identity contains of a file.
 enum IdentityPart {
     Content(PathBuf),
-    /// The size only: the file belongs to an environment, which may have gigabytes in tens of thousands of files.
+    /// The size only: the file belongs to an environment, which may have gigabytes in tens of
+    /// thousands of files.
     Size(u64),
 }
 
@@ -92,7 +102,11 @@ fn parts(files: &VersionFiles) -> io::Result<BTreeMap<Vec<u8>, IdentityPart>> {
             continue;
         }
         let name = format!("outside/{number}").into_bytes();
-        if path.is_dir() { listing.add_sizes(path, &name, 0)? } else { listing.add(path, name, 0)? }
+        if path.is_dir() {
+            listing.add_sizes(path, &name, 0)?
+        } else {
+            listing.add(path, name, 0)?
+        }
     }
     Ok(listing.parts)
 }
@@ -106,7 +120,9 @@ struct Listing {
 impl Listing {
     /// Adds a file, or the files below a directory, with their contents.
     fn add(&mut self, path: &Path, name: Vec<u8>, depth: usize) -> io::Result<()> {
-        let Some(kind) = metadata(path)?.filter(|_| self.hidden || !scan::is_ignored(path)) else { return Ok(()) };
+        let Some(kind) = metadata(path)?.filter(|_| self.hidden || !scan::is_ignored(path)) else {
+            return Ok(());
+        };
         if kind.is_file() {
             self.parts.insert(name, IdentityPart::Content(path.to_owned()));
         } else if kind.is_dir() && scan::is_environment(path) {
@@ -119,8 +135,8 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds the files of an environment with their sizes. Does not follow symbolic links, most of which lead to other files of the
-    /// environment.
+    /// Adds the files of an environment with their sizes. Does not follow symbolic links, most of
+    /// which lead to other files of the environment.
     fn add_sizes(&mut self, directory: &Path, name: &[u8], depth: usize) -> io::Result<()> {
         for path in entries(directory, depth)? {
             let name = child(name, &path);
@@ -128,7 +144,10 @@ impl Listing {
             if kind.is_dir() {
                 self.add_sizes(&path, &name, depth + 1)?;
             } else {
-                self.parts.insert([b"size of ", name.as_slice()].concat(), IdentityPart::Size(kind.len()));
+                self.parts.insert(
+                    [b"size of ", name.as_slice()].concat(),
+                    IdentityPart::Size(kind.len()),
+                );
             }
         }
         Ok(())
@@ -137,7 +156,9 @@ impl Listing {
     /// Returns whether the content of a file was added.
     fn has(&self, path: &Path) -> bool {
         let Ok(path) = path.canonicalize() else { return false };
-        self.parts.values().any(|part| matches!(part, IdentityPart::Content(added) if *added == path))
+        self.parts
+            .values()
+            .any(|part| matches!(part, IdentityPart::Content(added) if *added == path))
     }
 }
 
@@ -150,12 +171,17 @@ fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Returns the paths in a directory. Python's byte code files vary between runs and do not change the model's responses.
+/// Returns the paths in a directory. Python's byte code files vary between runs and do not change
+/// the model's responses.
 fn entries(directory: &Path, depth: usize) -> io::Result<Vec<PathBuf>> {
     if depth > DEEPEST {
-        return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", directory.display())));
+        return Err(io::Error::other(format!(
+            "'{}' is more than {DEEPEST} directories deep",
+            directory.display()
+        )));
     }
-    let mut paths = directory.read_dir()?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    let mut paths =
+        directory.read_dir()?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     paths.retain(|path| path.file_name().is_none_or(|name| name != "__pycache__"));
     Ok(paths)
 }
@@ -189,7 +215,8 @@ mod tests {
         folder
     }
 
-    /// Returns the identity of version 1 of a model with these and other files, and an environment outside of its directory.
+    /// Returns the identity of version 1 of a model with these and other files, and an environment
+    /// outside of its directory.
     fn identity_with(changed: &[(&str, &str)]) -> Identity {
         let usual = [
             ("model/1/model.py", "code"),
@@ -202,18 +229,29 @@ mod tests {
         let usual = usual.iter().filter(|(path, _)| changed.iter().all(|(other, _)| other != path));
         let folder = written(&usual.chain(changed).copied().collect::<Vec<_>>());
         let model = folder.path().join("model");
-        let outside = vec![folder.path().join("environment"), model.join("data/table"), folder.path().join("missing")];
+        let outside = vec![
+            folder.path().join("environment"),
+            model.join("data/table"),
+            folder.path().join("missing"),
+        ];
         let files = VersionFiles { version: model.join("1"), model, outside };
-        let text = "backend: 'builtin' input { name: 'A' data_type: TYPE_FP32 dims: 1 } \
-                    output { name: 'B' data_type: TYPE_FP32 dims: 1 }";
-        let config = Draft::from_text(text, "config.pbtxt").unwrap().complete(&Completion::default()).unwrap();
+        let text = "backend: 'builtin' input { name: 'A' data_type: TYPE_FP32 dims: 1 } output { \
+                    name: 'B' data_type: TYPE_FP32 dims: 1 }";
+        let config = Draft::from_text(text, "config.pbtxt")
+            .unwrap()
+            .complete(&Completion::default())
+            .unwrap();
         identity(&[Files { model: ModelVersion::new("model", 1), config, files }]).unwrap()
     }
 
     #[test]
     fn the_identity_has_what_determines_the_responses() {
         let usual = identity_with(&[]);
-        assert_eq!(identity_with(&[]), usual, "equal files in another directory and of another time");
+        assert_eq!(
+            identity_with(&[]),
+            usual,
+            "equal files in another directory and of another time"
+        );
         for (path, content) in [
             ("model/value.txt", "3"),
             ("model/data/table", "3"),
@@ -249,7 +287,9 @@ mod tests {
     fn a_loop_of_links_is_an_error() {
         let folder = written(&[("1/model.py", ""), ("data/loop", "-> ../data")]);
         let model = folder.path().to_owned();
-        let error = parts(&VersionFiles { version: model.join("1"), model, outside: Vec::new() }).err().unwrap();
+        let error = parts(&VersionFiles { version: model.join("1"), model, outside: Vec::new() })
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("more than 32 directories deep"), "{error}");
     }
 }

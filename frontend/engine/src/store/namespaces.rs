@@ -1,5 +1,6 @@
-//! Models of the same name in several repositories (`--model-namespacing`). Each has a full name, `REPOSITORY/NAME`. A bare name
-//! means the only model of that name, or, for a member of an ensemble, the one in the ensemble's repository.
+//! Models of the same name in several repositories (`--model-namespacing`). Each has a full name,
+//! `REPOSITORY/NAME`. A bare name means the only model of that name, or, for a member of an
+//! ensemble, the one in the ensemble's repository.
 
 use std::io;
 
@@ -40,8 +41,8 @@ impl Stores {
         self.in_namespace(called).map_or(called, |(_, name)| name)
     }
 
-    /// Returns the full names of the models of this name: one for each repository that contains it, or the name itself if it is a
-    /// full name. Blocks.
+    /// Returns the full names of the models of this name: one for each repository that contains it,
+    /// or the name itself if it is a full name. Blocks.
     ///
     /// # Errors
     /// A repository cannot be listed.
@@ -63,21 +64,25 @@ impl Stores {
     /// Returns why a name without a repository denotes no model. Blocks.
     pub(super) fn why_unresolved(&self, name: &str) -> LocalError {
         match self.of_name(name) {
-            Ok(all) if all.len() > 1 => in_several(all.iter().filter_map(|called| Some(self.in_namespace(called)?.0))),
+            Ok(all) if all.len() > 1 => {
+                in_several(all.iter().filter_map(|called| Some(self.in_namespace(called)?.0)))
+            }
             Ok(_) => self.not_found(name),
             Err(error) => LocalError::NotFound(error.to_string()),
         }
     }
 
-    /// Returns the full name of a member of an ensemble: the model of this name in `namespace`, or in the ensemble's repository
-    /// if that is empty, or else the only one of the name. Returns an unknown or ambiguous name unchanged. Blocks.
+    /// Returns the full name of a member of an ensemble: the model of this name in `namespace`, or
+    /// in the ensemble's repository if that is empty, or else the only one of the name. Returns an
+    /// unknown or ambiguous name unchanged. Blocks.
     pub(crate) fn member(&self, ensemble: &str, namespace: &str, name: &str) -> String {
         if !self.namespaces {
             return name.to_owned();
         }
         let all = self.of_name(name).unwrap_or_default();
         let of_ensemble = self.model_name(ensemble);
-        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(of_ensemble.namespace());
+        let first =
+            Some(namespace).filter(|namespace| !namespace.is_empty()).or(of_ensemble.namespace());
         let beside = all.iter().find(|called| self.model_name(called).namespace() == first);
         match (beside, all.as_slice()) {
             (Some(called), _) => called.clone(),
@@ -123,13 +128,24 @@ mod tests {
         let called = format!("{b}/same");
         assert_eq!(stores.of_name(&called).unwrap(), std::slice::from_ref(&called));
         assert_eq!(stores.local(&called).unwrap().path().display().to_string(), called);
-        for nowhere in [format!("{a}/only"), "same".to_owned(), format!("{a}/../b/same"), "/etc/same".to_owned()] {
+        for nowhere in [
+            format!("{a}/only"),
+            "same".to_owned(),
+            format!("{a}/../b/same"),
+            "/etc/same".to_owned(),
+        ] {
             assert!(stores.local(&nowhere).is_err(), "{nowhere}");
         }
-        assert_eq!(stores.local("same").unwrap_err(), LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'")));
+        assert_eq!(
+            stores.local("same").unwrap_err(),
+            LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'"))
+        );
         let absent = LocalError::NotFound(format!("model 'none' is not in '{a}', '{b}'"));
         assert_eq!(stores.local("none").unwrap_err(), absent);
-        assert_eq!((stores.without_namespace(&called), stores.without_namespace("x/same")), ("same", "x/same"));
+        assert_eq!(
+            (stores.without_namespace(&called), stores.without_namespace("x/same")),
+            ("same", "x/same")
+        );
     }
 
     #[test]
@@ -151,10 +167,16 @@ mod tests {
     #[test]
     fn without_namespaces_names_are_unchanged() {
         let (_folder, stores, [a, b]) = stores(false);
-        assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
+        assert_eq!(
+            stores.list().unwrap(),
+            BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)])
+        );
         assert_eq!(stores.of_name("same").unwrap(), ["same"]);
         assert_eq!(stores.member("ensemble", &b, "same"), "same");
-        assert_eq!(stores.local("same").unwrap_err(), LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'")));
+        assert_eq!(
+            stores.local("same").unwrap_err(),
+            LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'"))
+        );
         assert!(stores.local(&format!("{a}/same")).is_err());
     }
 }

@@ -1,8 +1,9 @@
-//! A repository in an object store: models are folders of keys. Models are served from local copies; only changed objects are
-//! fetched again.
+//! A repository in an object store: models are folders of keys. Models are served from local
+//! copies; only changed objects are fetched again.
 //!
-//! An unreachable store affects only loads from it: its last listing is used until it answers again. For a while after a failure
-//! no request is sent to it, so that loads and indexes do not wait for it repeatedly.
+//! An unreachable store affects only loads from it: its last listing is used until it answers
+//! again. For a while after a failure no request is sent to it, so that loads and indexes do not
+//! wait for it repeatedly.
 
 mod availability;
 mod connect;
@@ -45,7 +46,8 @@ const AT_ONCE: usize = 8;
 const MAX_OBJECTS: usize = 100_000;
 const MAX_OF_ALL: usize = 1_000_000;
 
-/// The time limits of the listings of the models, and of all objects. A store may answer with page after page for ever.
+/// The time limits of the listings of the models, and of all objects. A store may answer with page
+/// after page for ever.
 const MAX_LISTING: Duration = Duration::from_secs(120);
 const MAX_LISTING_OF_ALL: Duration = Duration::from_secs(600);
 
@@ -92,8 +94,8 @@ struct Object {
 }
 
 impl ObjectRepository {
-    /// Creates the repository. Copies are kept in `copies`, or in a temporary directory. Its requests end when `exiting` becomes
-    /// true. Needs a Tokio runtime.
+    /// Creates the repository. Copies are kept in `copies`, or in a temporary directory. Its
+    /// requests end when `exiting` becomes true. Needs a Tokio runtime.
     ///
     /// # Errors
     /// The store or the directory of copies cannot be used. Sends no request.
@@ -104,7 +106,8 @@ impl ObjectRepository {
         exiting: watch::Receiver<bool>,
     ) -> Result<Self, String> {
         let store = connect::connect(&address)?;
-        let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
+        let prefix = Key::parse(&address.prefix)
+            .map_err(|error| format!("'{address}' cannot be used: {error}"))?;
         let copies = Copies::new(copies, &address.to_string())
             .map_err(|error| format!("'{address}' has no directory for copies: {error}"))?;
         record::store_opened(&cache, &address.to_string());
@@ -142,10 +145,13 @@ impl ObjectRepository {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
         // One more than allowed, to detect the excess.
-        let listing = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>();
+        let listing =
+            self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>();
         let mut found = match within(MAX_LISTING, listing).await.map_err(Refused::Store)? {
             Ok(found) => found,
-            Err(error @ Error::InvalidPath { .. }) => return Err(Refused::Model(error_text::of(&error))),
+            Err(error @ Error::InvalidPath { .. }) => {
+                return Err(Refused::Model(error_text::of(&error)));
+            }
             Err(error) => return Err(Refused::Store(self.failed(&folder, &error))),
         };
         if found.len() > MAX_OBJECTS {
@@ -170,7 +176,8 @@ impl ObjectRepository {
         Key::parse(text).map_err(|error| Refused::Model(error.to_string()))
     }
 
-    /// Returns the fingerprints of all models, from one listing with a thousand objects per request.
+    /// Returns the fingerprints of all models, from one listing with a thousand objects per
+    /// request.
     async fn list_stamps(&self) -> io::Result<Vec<(String, Stamp)>> {
         let start = match self.prefix.as_ref() {
             "" => 0,
@@ -205,18 +212,23 @@ impl ObjectRepository {
         let names = self.names().await?;
         let stamping = stream::iter(names).map(|name| async move {
             match self.listed(&name).await {
-                Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
+                Ok((objects, _)) => {
+                    Ok(self
+                        .stamped(name, &objects.into_iter().map(|object| object.content).collect()))
+                }
                 // Reported when the model is loaded.
                 Err(Refused::Model(text)) => Ok((name, Stamp::of(&text))),
                 Err(Refused::Store(error)) => Err(error),
             }
         });
-        let mut stamps: Vec<(String, Stamp)> = stamping.buffer_unordered(AT_ONCE).try_collect().await?;
+        let mut stamps: Vec<(String, Stamp)> =
+            stamping.buffer_unordered(AT_ONCE).try_collect().await?;
         stamps.sort_unstable();
         Ok(stamps)
     }
 
-    /// Returns a fingerprint that also changes after a failed fetch, so that a poll retries the model.
+    /// Returns a fingerprint that also changes after a failed fetch, so that a poll retries the
+    /// model.
     fn stamped(&self, name: String, contents: &BTreeSet<String>) -> (String, Stamp) {
         let stamp = Stamp::of(&(contents, self.availability.failures(&name)));
         (name, stamp)
@@ -224,14 +236,20 @@ impl ObjectRepository {
 
     /// Records whether the store could be read.
     fn record_poll<T>(&self, answer: T) -> T {
-        record::store_polled(&self.cache, &self.address.to_string(), self.availability.failure().is_none());
+        record::store_polled(
+            &self.cache,
+            &self.address.to_string(),
+            self.availability.failure().is_none(),
+        );
         answer
     }
 
     fn failed(&self, key: &Key, error: &Error) -> io::Error {
         let kind = match error {
             Error::NotFound { .. } => ErrorKind::NotFound,
-            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => ErrorKind::PermissionDenied,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+                ErrorKind::PermissionDenied
+            }
             _ => ErrorKind::Other,
         };
         let bucket = &self.address.bucket;
@@ -257,8 +275,9 @@ impl Store for ObjectRepository {
     }
 
     fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
-        let polled =
-            self.availability.poll_or(|| self.wait(async { within(MAX_LISTING_OF_ALL, self.list_stamps()).await? }));
+        let polled = self
+            .availability
+            .poll_or(|| self.wait(async { within(MAX_LISTING_OF_ALL, self.list_stamps()).await? }));
         Ok(self.record_poll(polled))
     }
 
@@ -292,20 +311,26 @@ impl Store for ObjectRepository {
 async fn within<T>(limit: Duration, listing: impl Future<Output = T>) -> io::Result<T> {
     clock::timeout(limit, listing).await.ok_or_else(|| {
         let seconds = limit.as_secs();
-        io::Error::new(ErrorKind::TimedOut, format!("the listing of its objects has not ended within {seconds} s"))
+        io::Error::new(
+            ErrorKind::TimedOut,
+            format!("the listing of its objects has not ended within {seconds} s"),
+        )
     })
 }
 
 impl Object {
     fn new(meta: ObjectMeta) -> Self {
-        let about =
-            format!("{}\n{}\n{}\n{:?}\n{:?}", meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version);
+        let about = format!(
+            "{}\n{}\n{}\n{:?}\n{:?}",
+            meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version
+        );
         Self { content: blake3::hash(about.as_bytes()).to_hex().to_string(), meta }
     }
 }
 
-/// Returns the folders below a prefix whose names are valid model names; `None` if there are more than [`MAX_OF_ALL`] folders and
-/// objects. Reads one page after the other: a store may name new folders without an end.
+/// Returns the folders below a prefix whose names are valid model names; `None` if there are more
+/// than [`MAX_OF_ALL`] folders and objects. Reads one page after the other: a store may name new
+/// folders without an end.
 async fn list_models(
     store: &(impl PaginatedListStore + ?Sized),
     prefix: &Key,
@@ -319,7 +344,8 @@ async fn list_models(
     let mut page_token = None;
     loop {
         let delimiter = Some("/".into());
-        let options = PaginatedListOptions { delimiter, page_token, ..PaginatedListOptions::default() };
+        let options =
+            PaginatedListOptions { delimiter, page_token, ..PaginatedListOptions::default() };
         let page = store.list_paginated(prefix.as_deref(), options).await?;
         let folders = page.result.common_prefixes;
         number += folders.len() + page.result.objects.len();
@@ -364,7 +390,11 @@ mod tests {
             let page: usize = options.page_token.map_or(0, |token| token.parse().unwrap());
             let folder = |number| Key::from(format!("a/b/page-{page}-folder-{number}"));
             let common_prefixes = (0..1000).map(folder).collect();
-            let result = ListResult { common_prefixes, objects: Vec::new(), extensions: Extensions::default() };
+            let result = ListResult {
+                common_prefixes,
+                objects: Vec::new(),
+                extensions: Extensions::default(),
+            };
             let page_token = (self.last != Some(page)).then(|| (page + 1).to_string());
             Ok(PaginatedListResult { result, page_token })
         }
@@ -381,9 +411,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_listing_that_never_ends_is_an_error() {
-        let error = within(Duration::from_millis(1), std::future::pending::<()>()).await.unwrap_err();
+        let error =
+            within(Duration::from_millis(1), std::future::pending::<()>()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(error.to_string().starts_with("the listing of its objects has not ended within"), "{error}");
+        assert!(
+            error.to_string().starts_with("the listing of its objects has not ended within"),
+            "{error}"
+        );
         assert_eq!(within(MAX_LISTING, async { 1 }).await.unwrap(), 1);
     }
 }

@@ -1,5 +1,5 @@
-//! A configuration and files that a client sends with a load instead of the repository's. They are kept while the model is
-//! loaded, the files in a temporary directory.
+//! A configuration and files that a client sends with a load instead of the repository's. They are
+//! kept while the model is loaded, the files in a temporary directory.
 
 use std::fs;
 use std::io::{self, Write};
@@ -44,8 +44,9 @@ impl Overrides {
         let local = ModelFiles::temporary(path.clone(), path, above).by_request();
         for (path, bytes) in files {
             let full = local.path().join(&path);
-            write(local.path(), &full, &bytes)
-                .map_err(|error| io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display())))?;
+            write(local.path(), &full, &bytes).map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display()))
+            })?;
         }
         Ok(Self { config, scope, files: Some(Arc::new(local)), loaded_by })
     }
@@ -69,8 +70,13 @@ mod tests {
 
     use super::*;
 
-    fn given(files: &[(&str, &'static str)], directories: &TemporaryDirectories) -> io::Result<Overrides> {
-        let files = files.iter().map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
+    fn given(
+        files: &[(&str, &'static str)],
+        directories: &TemporaryDirectories,
+    ) -> io::Result<Overrides> {
+        let files = files
+            .iter()
+            .map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
         let sent = Override { config: "{}".to_owned(), files: files.collect() };
         Overrides::new(sent, LoadScope::Code, None, directories)
     }

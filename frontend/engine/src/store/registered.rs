@@ -52,7 +52,10 @@ impl Store for Registered {
 
     fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
         let all = self.all().clone();
-        Ok(all.into_iter().map(|(name, path)| (name, scan::stamp(&path).unwrap_or_default())).collect())
+        Ok(all
+            .into_iter()
+            .map(|(name, path)| (name, scan::stamp(&path).unwrap_or_default()))
+            .collect())
     }
 
     fn has(&self, model: &str) -> bool {
@@ -77,7 +80,9 @@ mod tests {
     #[test]
     fn names_are_unique() {
         let registered = Registered::default();
-        let models = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), std::env::temp_dir())).collect();
+        let models = |names: &[&str]| {
+            names.iter().map(|name| ((*name).to_owned(), std::env::temp_dir())).collect()
+        };
         registered.add(&models(&["a", "b"])).unwrap();
         assert_eq!(registered.add(&models(&["c", "b"])).unwrap_err(), "b");
         assert_eq!(registered.list().unwrap(), ["a", "b"]);

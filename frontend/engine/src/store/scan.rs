@@ -33,7 +33,9 @@ pub(crate) struct Contents {
 /// # Errors
 /// The directory cannot be read.
 pub(crate) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Contents> {
-    let custom = config_name.map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt"))).filter(|path| path.is_file());
+    let custom = config_name
+        .map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt")))
+        .filter(|path| path.is_file());
     let config_path = custom.unwrap_or_else(|| path.join(CONFIG));
     let config = match read_text(&config_path) {
         Ok(text) => Some(text),
@@ -95,8 +97,8 @@ fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The files that determine what a version of a model does, apart from its configuration. A change of one of them requires a new
-/// load.
+/// The files that determine what a version of a model does, apart from its configuration. A change
+/// of one of them requires a new load.
 #[derive(Clone, Debug)]
 pub(crate) struct VersionFiles {
     /// The model's directory, which has the files that all versions share.
@@ -108,7 +110,8 @@ pub(crate) struct VersionFiles {
 }
 
 impl VersionFiles {
-    /// Returns the fingerprint of the files. Not comparable with the fingerprint for another path of an environment or backend.
+    /// Returns the fingerprint of the files. Not comparable with the fingerprint for another path
+    /// of an environment or backend.
     ///
     /// # Errors
     /// A directory cannot be read.
@@ -116,7 +119,8 @@ impl VersionFiles {
         self.stamp_with(shared_stamp(&self.model)?)
     }
 
-    /// Returns the same with the known fingerprint of the shared files, which other versions have too.
+    /// Returns the same with the known fingerprint of the shared files, which other versions have
+    /// too.
     ///
     /// # Errors
     /// As [`VersionFiles::stamp`].
@@ -125,8 +129,8 @@ impl VersionFiles {
     }
 }
 
-/// The files of a version and their fingerprint when its load began. The paths of the directories are the paths that its workers read,
-/// also when they start again: without links.
+/// The files of a version and their fingerprint when its load began. The paths of the directories
+/// are the paths that its workers read, also when they start again: without links.
 #[derive(Debug)]
 pub(crate) struct LoadedFiles {
     pub(crate) files: VersionFiles,
@@ -139,7 +143,11 @@ impl LoadedFiles {
     /// # Errors
     /// A directory cannot be read.
     pub(crate) fn new(VersionFiles { model, version, outside }: VersionFiles) -> io::Result<Self> {
-        let files = VersionFiles { model: model.canonicalize()?, version: version.canonicalize()?, outside };
+        let files = VersionFiles {
+            model: model.canonicalize()?,
+            version: version.canonicalize()?,
+            outside,
+        };
         Ok(Self { stamp: files.stamp()?, files })
     }
 
@@ -149,8 +157,8 @@ impl LoadedFiles {
     }
 }
 
-/// Returns the fingerprint of the files below a directory, without those that [`is_ignored`] excludes: names, sizes and
-/// modification times.
+/// Returns the fingerprint of the files below a directory, without those that [`is_ignored`]
+/// excludes: names, sizes and modification times.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -166,8 +174,9 @@ pub(crate) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
     stamp_below(&shared(model)?)
 }
 
-/// Returns the files and directories that all versions of a model share, such as label files and warm-up data. Excludes
-/// configurations, whose parsed contents are compared instead. The caller excludes the files of [`is_ignored`].
+/// Returns the files and directories that all versions of a model share, such as label files and
+/// warm-up data. Excludes configurations, whose parsed contents are compared instead. The caller
+/// excludes the files of [`is_ignored`].
 ///
 /// # Errors
 /// The model's directory cannot be read.
@@ -202,7 +211,8 @@ fn stamp_below(entries: &[PathBuf]) -> io::Result<Stamp> {
     Ok(Stamp::of(&all))
 }
 
-/// A file: its path in the directory, its size, and its modification time in seconds and nanoseconds.
+/// A file: its path in the directory, its size, and its modification time in seconds and
+/// nanoseconds.
 type FileStamp = (OsString, u64, i64, i64);
 
 fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) -> io::Result<()> {
@@ -211,7 +221,10 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) ->
         return Ok(());
     }
     if depth > DEEPEST {
-        return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", path.display())));
+        return Err(io::Error::other(format!(
+            "'{}' is more than {DEEPEST} directories deep",
+            path.display()
+        )));
     }
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -238,14 +251,16 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) ->
     Ok(())
 }
 
-/// Returns the metadata of the file that marks a directory as a Python environment and changes when it is recreated. It replaces
-/// the metadata of the thousands of files in the environment.
+/// Returns the metadata of the file that marks a directory as a Python environment and changes when
+/// it is recreated. It replaces the metadata of the thousands of files in the environment.
 fn environment_mark(directory: &Path) -> Option<fs::Metadata> {
-    ["pyvenv.cfg", "conda-meta/history"].iter().find_map(|name| fs::metadata(directory.join(name)).ok())
+    ["pyvenv.cfg", "conda-meta/history"]
+        .iter()
+        .find_map(|name| fs::metadata(directory.join(name)).ok())
 }
 
-/// Returns whether a path below a model's directory does not belong to the model: hidden files, except environments, and Python's
-/// byte code.
+/// Returns whether a path below a model's directory does not belong to the model: hidden files,
+/// except environments, and Python's byte code.
 pub(crate) fn is_ignored(path: &Path) -> bool {
     let own = path.file_name().unwrap_or_default();
     own == "__pycache__" || is_hidden(&own.to_string_lossy()) && !is_environment(path)
@@ -296,7 +311,11 @@ mod tests {
         fs::write(&path, [0xff]).unwrap();
         assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
         for other in [folder.path(), Path::new("/dev/zero")] {
-            assert!(read(other).unwrap_err().to_string().contains("not a regular file"), "{}", other.display());
+            assert!(
+                read(other).unwrap_err().to_string().contains("not a regular file"),
+                "{}",
+                other.display()
+            );
         }
         assert_eq!(read(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

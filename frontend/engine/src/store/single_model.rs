@@ -1,7 +1,9 @@
-//! A repository path that is a single model instead of a directory of models: a model's directory (`config.pbtxt`, `1/`), a
-//! directory with a model's files, or one file. Storage initializers create such paths (`/mnt/models/model.onnx`).
+//! A repository path that is a single model instead of a directory of models: a model's directory
+//! (`config.pbtxt`, `1/`), a directory with a model's files, or one file. Storage initializers
+//! create such paths (`/mnt/models/model.onnx`).
 //!
-//! The path is never written to. Files without a version directory are served from a temporary directory of symbolic links.
+//! The path is never written to. Files without a version directory are served from a temporary
+//! directory of symbolic links.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -35,8 +37,8 @@ enum Files {
 }
 
 impl Single {
-    /// Returns the model at a path; `None` for a directory of models. Its name is `name`, or else the one in its configuration,
-    /// or else its directory's. Blocks.
+    /// Returns the model at a path; `None` for a directory of models. Its name is `name`, or else
+    /// the one in its configuration, or else its directory's. Blocks.
     ///
     /// # Errors
     /// The path cannot be read.
@@ -59,19 +61,25 @@ impl Single {
             Files::Loose(links) => {
                 let stamps = links.iter().map(|(name, target)| {
                     let inner = if target.is_dir() { scan::stamp(target).ok() } else { None };
-                    (name.clone(), inner.unwrap_or_else(|| scan::stamp_of(std::slice::from_ref(target))))
+                    (
+                        name.clone(),
+                        inner.unwrap_or_else(|| scan::stamp_of(std::slice::from_ref(target))),
+                    )
                 });
                 Stamp::of(&stamps.collect::<Vec<_>>())
             }
         }
     }
 
-    /// Returns its files in the form of a model's directory, in a directory of `temporary` if files must be linked.
+    /// Returns its files in the form of a model's directory, in a directory of `temporary` if files
+    /// must be linked.
     ///
     /// # Errors
     /// A temporary directory cannot be created.
     pub(super) fn local(&self, temporary: &TemporaryDirectories) -> io::Result<ModelFiles> {
-        let Files::Loose(links) = &self.files else { return Ok(ModelFiles::permanent(self.place.clone())) };
+        let Files::Loose(links) = &self.files else {
+            return Ok(ModelFiles::permanent(self.place.clone()));
+        };
         let (path, above) = temporary.next()?;
         let local = ModelFiles::temporary(path.clone(), path, above);
         let version = local.path().join("1");
@@ -89,8 +97,8 @@ impl Single {
     }
 }
 
-/// Returns whether a model has this beside the directories of its versions: the configuration and what it names, which are files of
-/// class labels, the data of warm-up requests and initial states.
+/// Returns whether a model has this beside the directories of its versions: the configuration and
+/// what it names, which are files of class labels, the data of warm-up requests and initial states.
 fn is_beside_versions(name: &OsStr, target: &Path) -> bool {
     match target.is_file() {
         true => version(name).is_none() && name.to_str().and_then(default_model_file).is_none(),
@@ -117,7 +125,8 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
     let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
     if versions.clone().next().is_some() && has_config
-        || versions.any(|(_, path)| names(path).iter().any(|name| default_model_file(name).is_some()))
+        || versions
+            .any(|(_, path)| names(path).iter().any(|name| default_model_file(name).is_some()))
     {
         return Ok(Some(Files::Versions));
     }
@@ -133,15 +142,18 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     Ok(Some(Files::Loose(links)))
 }
 
-/// Returns whether a directory takes the place of an ONNX file: it holds the file with its external data.
+/// Returns whether a directory takes the place of an ONNX file: it holds the file with its external
+/// data.
 fn is_onnx_directory(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "onnx") && path.join(onnx::FILE_IN_DIRECTORY).is_file()
+    path.extension().is_some_and(|extension| extension == "onnx")
+        && path.join(onnx::FILE_IN_DIRECTORY).is_file()
 }
 
-/// Returns the model file among these, with the name that its backend expects; `None` without one, or if it is ambiguous because
-/// of several files with other names or several archives.
+/// Returns the model file among these, with the name that its backend expects; `None` without one,
+/// or if it is ambiguous because of several files with other names or several archives.
 fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
-    let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, default_model_file(file)?))).collect();
+    let known: Vec<(&str, String)> =
+        files.iter().filter_map(|file| Some((*file, default_model_file(file)?))).collect();
     let by_name = known.iter().find(|(file, usual)| file == usual && !file.ends_with(".mar"));
     match (by_name, known.as_slice()) {
         (Some(found), _) => Some(found.clone()),
@@ -151,21 +163,31 @@ fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
 }
 
 /// Returns a second link to a file whose name differs from the one that its backend expects.
-fn link_to(links: &[(OsString, PathBuf)], file: &str, usual: String) -> Option<(OsString, PathBuf)> {
+fn link_to(
+    links: &[(OsString, PathBuf)],
+    file: &str,
+    usual: String,
+) -> Option<(OsString, PathBuf)> {
     let (_, target) = links.iter().find(|(name, _)| name == file)?;
     (file != usual).then(|| (OsString::from(usual), target.clone()))
 }
 
-/// Returns a model file and the files beside it whose names begin with its stem, such as separate weights.
+/// Returns a model file and the files beside it whose names begin with its stem, such as separate
+/// weights.
 fn one_file(file: &Path) -> io::Result<Files> {
-    let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "the file is not a model file of a known kind");
+    let unknown = || {
+        io::Error::new(io::ErrorKind::InvalidInput, "the file is not a model file of a known kind")
+    };
     let own = file.file_name().and_then(OsStr::to_str).ok_or_else(unknown)?;
     let usual = default_model_file(own).ok_or_else(unknown)?;
     let stem = Path::new(own).file_stem().and_then(OsStr::to_str).unwrap_or(own);
     let file = std::path::absolute(file)?;
     let directory = file.parent().map_or_else(PathBuf::new, Path::to_owned);
     let beside = names(&directory).into_iter().filter(|name| {
-        name == own || (name.starts_with(stem) && default_model_file(name).is_none() && directory.join(name).is_file())
+        name == own
+            || (name.starts_with(stem)
+                && default_model_file(name).is_none()
+                && directory.join(name).is_file())
     });
     let mut links: Vec<(OsString, PathBuf)> =
         beside.map(|name| (OsString::from(&name), directory.join(&name))).collect();
@@ -184,8 +206,9 @@ fn absolute(entries: Vec<(OsString, PathBuf)>) -> io::Result<Vec<(OsString, Path
 
 /// Returns whether a subdirectory is a model, which means that its parent is a directory of models.
 pub(super) fn is_model(directory: &Path) -> bool {
-    let has =
-        |name: &String| name == CONFIG || (parse_version_directory(name).is_some() && directory.join(name).is_dir());
+    let has = |name: &String| {
+        name == CONFIG || (parse_version_directory(name).is_some() && directory.join(name).is_dir())
+    };
     names(directory).iter().any(has)
 }
 
@@ -196,7 +219,8 @@ fn version(name: &OsStr) -> Option<u64> {
 /// Returns the names in a directory; empty if it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     names
 }
@@ -256,8 +280,9 @@ mod tests {
     }
 
     fn check(name: &str, files: &[&str], place: &str, expected: Option<(&str, &[&str])>) {
-        let expected = expected
-            .map(|(name, files)| (name.to_owned(), files.iter().map(|file| (*file).to_owned()).collect::<Vec<_>>()));
+        let expected = expected.map(|(name, files)| {
+            (name.to_owned(), files.iter().map(|file| (*file).to_owned()).collect::<Vec<_>>())
+        });
         assert_eq!(served(name, files, place), expected, "{name}");
     }
 
@@ -273,10 +298,25 @@ mod tests {
 
     #[test]
     fn files_and_directories_are_models() {
-        check("versions", &["config.pbtxt", "1/weights"], "", Some(("own", &["1", "1/weights", "config.pbtxt"])));
+        check(
+            "versions",
+            &["config.pbtxt", "1/weights"],
+            "",
+            Some(("own", &["1", "1/weights", "config.pbtxt"])),
+        );
         check("bare", &["1/model.onnx"], "", Some(("bare", &["1", "1/model.onnx"])));
-        check("loose", &["model.joblib", "x/y"], "", Some(("loose", &["1", "1/model.joblib", "1/x"])));
-        check("named", &["config.pbtxt", "model.py"], "", Some(("own", &["1", "1/model.py", "config.pbtxt"])));
+        check(
+            "loose",
+            &["model.joblib", "x/y"],
+            "",
+            Some(("loose", &["1", "1/model.joblib", "1/x"])),
+        );
+        check(
+            "named",
+            &["config.pbtxt", "model.py"],
+            "",
+            Some(("own", &["1", "1/model.py", "config.pbtxt"])),
+        );
         check(
             "usual",
             &["net.onnx", "net.data"],
@@ -316,7 +356,12 @@ mod tests {
             "net.onnx",
             Some(("net", &["1", "1/model.onnx", "1/net.onnx", "1/net.onnx.data"])),
         );
-        check("plain", &["model.pt", "config.pbtxt"], "model.pt", Some(("plain", &["1", "1/model.pt"])));
+        check(
+            "plain",
+            &["model.pt", "config.pbtxt"],
+            "model.pt",
+            Some(("plain", &["1", "1/model.pt"])),
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The published state of an instance: written by its task, read by metrics, readiness checks and schedulers; and what operators read
-//! about instances that do not run after a loss.
+//! The published state of an instance: written by its task, read by metrics, readiness checks and
+//! schedulers; and what operators read about instances that do not run after a loss.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,7 +47,8 @@ pub(super) struct Health {
     /// The placement that the instance serves now. Locked only to copy or replace it.
     placement: Mutex<Arc<Placement>>,
     pub(super) ready: AtomicBool,
-    /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for it.
+    /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for
+    /// it.
     pub(super) broken: AtomicBool,
     /// The state in the metrics: 0 for none, else the state's number plus one.
     pub(super) reported: ReportedState,
@@ -69,14 +70,19 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn new(placement: &Placement) -> Self {
-        Self { placement: Mutex::new(Arc::new(placement.clone())), passive: placement.passive, ..Self::default() }
+        Self {
+            placement: Mutex::new(Arc::new(placement.clone())),
+            passive: placement.passive,
+            ..Self::default()
+        }
     }
 
     pub(super) fn placement(&self) -> Arc<Placement> {
         self.placement.lock().clone()
     }
 
-    /// Changes the placement that the instance serves. Its process gets the new name at its next start.
+    /// Changes the placement that the instance serves. Its process gets the new name at its next
+    /// start.
     pub(super) fn assign(&self, placement: Placement) {
         *self.placement.lock() = Arc::new(placement);
     }
@@ -93,7 +99,8 @@ impl Health {
 
     /// Returns since when requests have waited for it, if it is not ready after a loss.
     pub(super) fn waited_for(&self) -> Option<Instant> {
-        let since = Some(Instant(self.first_loss.load(Ordering::Relaxed))).filter(|since| since.0 != 0);
+        let since =
+            Some(Instant(self.first_loss.load(Ordering::Relaxed))).filter(|since| since.0 != 0);
         since.filter(|_| !self.ready.load(Ordering::Relaxed))
     }
 
@@ -144,7 +151,8 @@ impl Health {
 
     /// Returns whether it is ready or may become ready soon.
     pub(super) fn can_serve(&self) -> bool {
-        !self.passive && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
+        !self.passive
+            && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
     }
 }
 
@@ -200,8 +208,12 @@ impl fmt::Display for Outage {
         }
         match losses.iter().map(|loss| loss.next).min() {
             Some(Next::Now) => f.write_str("; starting now"),
-            Some(Next::At(time)) => write!(f, "; next start in {:.1} s", left(time, *now).as_secs_f64()),
-            Some(Next::AfterItsEnd) => f.write_str("; next start after the end of the lost process"),
+            Some(Next::At(time)) => {
+                write!(f, "; next start in {:.1} s", left(time, *now).as_secs_f64())
+            }
+            Some(Next::AfterItsEnd) => {
+                f.write_str("; next start after the end of the lost process")
+            }
             Some(Next::Never) => f.write_str("; not started any more"),
             None => Ok(()),
         }
@@ -230,16 +242,37 @@ mod tests {
         let early = loss("no GPU", 100, Next::At(at(9_000)));
         let late = loss("signal 9", 200, Next::At(at(3_240)));
         for (running, losses, expected) in [
-            (0, vec![early.clone(), late.clone()], "0 of 2 instances run; last failure: signal 9; next start in 2.2 s"),
-            (1, vec![early.clone()], "1 of 2 instances run; last failure: no GPU; next start in 8.0 s"),
-            (0, vec![loss("x", 1, Next::At(at(0)))], "0 of 2 instances run; last failure: x; next start in 0.0 s"),
-            (0, vec![early, loss("x", 1, Next::Now)], "0 of 2 instances run; last failure: no GPU; starting now"),
+            (
+                0,
+                vec![early.clone(), late.clone()],
+                "0 of 2 instances run; last failure: signal 9; next start in 2.2 s",
+            ),
+            (
+                1,
+                vec![early.clone()],
+                "1 of 2 instances run; last failure: no GPU; next start in 8.0 s",
+            ),
+            (
+                0,
+                vec![loss("x", 1, Next::At(at(0)))],
+                "0 of 2 instances run; last failure: x; next start in 0.0 s",
+            ),
+            (
+                0,
+                vec![early, loss("x", 1, Next::Now)],
+                "0 of 2 instances run; last failure: no GPU; starting now",
+            ),
             (
                 0,
                 vec![loss("x", 1, Next::Never), loss("y", 2, Next::AfterItsEnd)],
-                "0 of 2 instances run; last failure: y; next start after the end of the lost process",
+                "0 of 2 instances run; last failure: y; next start after the end of the lost \
+                 process",
             ),
-            (0, vec![loss("x", 1, Next::Never)], "0 of 2 instances run; last failure: x; not started any more"),
+            (
+                0,
+                vec![loss("x", 1, Next::Never)],
+                "0 of 2 instances run; last failure: x; not started any more",
+            ),
         ] {
             let outage = Outage { running, total: 2, losses, now: at(1_000) };
             assert_eq!(outage.to_string(), expected);

@@ -25,14 +25,15 @@ use crate::wire::SharedLink;
 use pharos_os::clock;
 use pharos_os::descriptors::Reserved;
 
-/// The first interval of checking whether a retired instance is idle; each one is twice as long as the one before.
+/// The first interval of checking whether a retired instance is idle; each one is twice as long as
+/// the one before.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The longest such interval: sequences can last long.
 const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest time for which a change waits for instances that it has removed and that still execute requests. As a rule, batches
-/// end before; a stream of responses may last longer.
+/// The longest time for which a change waits for instances that it has removed and that still
+/// execute requests. As a rule, batches end before; a stream of responses may last longer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// The state of an instance that is no longer restarted.
@@ -42,7 +43,8 @@ const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stop {
     No,
-    /// The instance finishes its work. If it is lost, or not ready, it is stopped instead of restarted.
+    /// The instance finishes its work. If it is lost, or not ready, it is stopped instead of
+    /// restarted.
     Close,
     /// The worker may finish its work for a limited time.
     Drain,
@@ -50,7 +52,8 @@ pub(super) enum Stop {
     Now,
 }
 
-/// What the version of a model holds of one of its instances: its numbers, and the signal that ends it.
+/// What the version of a model holds of one of its instances: its numbers, and the signal that ends
+/// it.
 struct Handle {
     id: InstanceId,
     /// Whether it is retired and only finishes its work.
@@ -60,13 +63,19 @@ struct Handle {
     memory: AtomicU64,
     /// Bytes of its arenas that are registered with its GPU driver.
     pinned: AtomicU64,
-    /// The stop signal; dropping it stops the instance too. Closed at the end of the instance's task.
+    /// The stop signal; dropping it stops the instance too. Closed at the end of the instance's
+    /// task.
     stop: watch::Sender<Stop>,
     series: Arc<ModelSeries>,
 }
 
 impl Handle {
-    fn new(id: InstanceId, health: Arc<Health>, series: Arc<ModelSeries>, stop: watch::Sender<Stop>) -> Self {
+    fn new(
+        id: InstanceId,
+        health: Arc<Health>,
+        series: Arc<ModelSeries>,
+        stop: watch::Sender<Stop>,
+    ) -> Self {
         let closing = AtomicBool::new(false);
         let memory = AtomicU64::new(0);
         let pinned = AtomicU64::new(0);
@@ -131,7 +140,8 @@ impl InstanceHealth {
         self.0.read().iter().any(|health| health.can_serve())
     }
 
-    /// Returns since when requests have waited for all instances; `None` if one is ready or starts for the first time.
+    /// Returns since when requests have waited for all instances; `None` if one is ready or starts
+    /// for the first time.
     pub(super) fn waited_for(&self) -> Option<Instant> {
         let all = self.0.read();
         let active = all.iter().filter(|health| !health.passive);
@@ -165,7 +175,8 @@ struct Differences {
 /// What a starting instance reports once: loaded, or the reason of the failure.
 type Outcome = Result<Loaded, String>;
 
-/// Instances that are being removed. They end in the background, after their requests and sequences.
+/// Instances that are being removed. They end in the background, after their requests and
+/// sequences.
 #[derive(Default)]
 pub(crate) struct Ending {
     tasks: Vec<JoinHandle<()>>,
@@ -187,8 +198,9 @@ impl Ending {
         }
     }
 
-    /// Waits until the instances have executed their requests and ended, as Triton does, but no longer than [`LONGEST_WAIT`], and not
-    /// for those with sequences, which clients may keep open for long. Returns whether the awaited ones have ended.
+    /// Waits until the instances have executed their requests and ended, as Triton does, but no
+    /// longer than [`LONGEST_WAIT`], and not for those with sequences, which clients may keep open
+    /// for long. Returns whether the awaited ones have ended.
     pub(crate) async fn wait(self) -> bool {
         let ended = clock::timeout(LONGEST_WAIT, async move {
             for ended in self.awaited {
@@ -213,7 +225,8 @@ pub(crate) struct InstanceStatus {
 }
 
 impl Instances {
-    /// Starts all instances and waits until all have loaded the model. Returns the engine and the total memory.
+    /// Starts all instances and waits until all have loaded the model. Returns the engine and the
+    /// total memory.
     ///
     /// # Errors
     /// The first reason why an instance could not start; the others are stopped.
@@ -224,11 +237,14 @@ impl Instances {
     ) -> Result<(Self, Loaded), String> {
         let instances = Self::default();
         let loaded = instances.add(&plan, placements, driver).await?;
-        loaded.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
+        loaded
+            .map(|loaded| (instances, loaded))
+            .ok_or_else(|| "the model has no instances".to_owned())
     }
 
-    /// Starts instances for new `placements` and, once they are ready, removes those without a placement. Instances with a
-    /// placement continue unchanged. Returns the removed ones, which end after their requests and sequences.
+    /// Starts instances for new `placements` and, once they are ready, removes those without a
+    /// placement. Instances with a placement continue unchanged. Returns the removed ones, which
+    /// end after their requests and sequences.
     ///
     /// # Errors
     /// The first reason why an instance could not start; nothing has changed then.
@@ -246,8 +262,8 @@ impl Instances {
         Ok(ending)
     }
 
-    /// Assigns placements to instances: the same placement if possible, else an equivalent one. A placement whose instance is no
-    /// longer restarted gets a new instance.
+    /// Assigns placements to instances: the same placement if possible, else an equivalent one. A
+    /// placement whose instance is no longer restarted gets a new instance.
     fn differences(&self, placements: &[Placement]) -> Differences {
         let mut gone = self.handles();
         gone.retain(|handle| !handle.is_closing());
@@ -256,9 +272,9 @@ impl Instances {
         let same: fn(&Placement, &Placement) -> bool = Placement::eq;
         for fits in [same, Placement::is_like] {
             new.retain(|placement| {
-                let staying = gone
-                    .iter()
-                    .position(|handle| handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement));
+                let staying = gone.iter().position(|handle| {
+                    handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement)
+                });
                 if let Some(position) = staying {
                     kept.push((gone.remove(position), placement.clone()));
                 }
@@ -335,7 +351,8 @@ impl Instances {
     /// Ends these instances after their requests and sequences.
     fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) -> Ending {
         for handle in gone {
-            self.instance_health.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
+            self.instance_health
+                .change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
             handle.close();
         }
@@ -358,12 +375,15 @@ impl Instances {
     fn sort(&self, placements: &[Placement]) {
         self.all().sort_by_cached_key(|handle| {
             let own = handle.placement();
-            placements.iter().position(|placement| !handle.is_closing() && *placement == *own).unwrap_or(usize::MAX)
+            placements
+                .iter()
+                .position(|placement| !handle.is_closing() && *placement == *own)
+                .unwrap_or(usize::MAX)
         });
     }
 
-    /// Returns the bytes by which loading has grown the processes together, and the bytes that they have registered with their
-    /// GPU drivers. Without instances that are being removed.
+    /// Returns the bytes by which loading has grown the processes together, and the bytes that they
+    /// have registered with their GPU drivers. Without instances that are being removed.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let mut memory = 0;
         let mut pinned = 0;
@@ -395,7 +415,8 @@ impl Instances {
         self.all().iter().any(|handle| handle.health.state() == GIVEN_UP && !handle.is_closing())
     }
 
-    /// Returns the state of each instance and, while it is lost, the time of the first of its consecutive losses.
+    /// Returns the state of each instance and, while it is lost, the time of the first of its
+    /// consecutive losses.
     pub(crate) fn health(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
         self.all().iter().map(|handle| (handle.health.state(), handle.health.lost())).collect()
     }
@@ -407,8 +428,8 @@ impl Instances {
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
     }
 
-    /// Returns which part of the instances does not run after a loss, with the last failure and the next start; `None` if all run
-    /// or start for the first time.
+    /// Returns which part of the instances does not run after a loss, with the last failure and the
+    /// next start; `None` if all run or start for the first time.
     pub(crate) fn outage(&self) -> Option<String> {
         let all = self.all();
         let mut active: Vec<&Health> = Vec::new();
@@ -428,7 +449,11 @@ impl Instances {
 
     /// Returns the connections of the instances that are ready for requests.
     pub(crate) fn links(&self) -> Vec<SharedLink> {
-        self.all().iter().filter(|handle| !handle.health.passive).filter_map(|handle| handle.health.link()).collect()
+        self.all()
+            .iter()
+            .filter(|handle| !handle.health.passive)
+            .filter_map(|handle| handle.health.link())
+            .collect()
     }
 
     /// Returns the name of each instance, with the id of its process if it has one.
@@ -438,7 +463,11 @@ impl Instances {
 
     /// Returns the ids of the processes of instances that are not being removed.
     pub(crate) fn pids(&self) -> Vec<u32> {
-        self.all().iter().filter(|handle| !handle.is_closing()).filter_map(|handle| handle.pid()).collect()
+        self.all()
+            .iter()
+            .filter(|handle| !handle.is_closing())
+            .filter_map(|handle| handle.pid())
+            .collect()
     }
 
     /// Returns whether requests can be accepted: an instance is ready or being restarted.
@@ -491,9 +520,13 @@ async fn end(all: Arc<Mutex<Vec<Arc<Handle>>>>, handle: Arc<Handle>, driver: Arc
 async fn loaded(mut outcomes: Vec<oneshot::Receiver<Outcome>>) -> Result<Vec<Loaded>, String> {
     let mut loaded = vec![None; outcomes.len()];
     poll_fn(move |cx| {
-        for (outcome, loaded) in outcomes.iter_mut().zip(&mut loaded).filter(|(_, loaded)| loaded.is_none()) {
+        for (outcome, loaded) in
+            outcomes.iter_mut().zip(&mut loaded).filter(|(_, loaded)| loaded.is_none())
+        {
             if let Poll::Ready(ended) = Pin::new(outcome).poll(cx) {
-                match ended.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
+                match ended
+                    .unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned()))
+                {
                     Ok(reported) => *loaded = Some(reported),
                     Err(reason) => return Poll::Ready(Err(reason)),
                 }

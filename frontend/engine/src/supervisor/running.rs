@@ -1,4 +1,5 @@
-//! The current process of an instance: its events, its share of a GPU, its warm-up, frames to it, and its end.
+//! The current process of an instance: its events, its share of a GPU, its warm-up, frames to it,
+//! and its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,7 +125,8 @@ pub(super) fn failure(sample: &str, why: impl std::fmt::Display) -> String {
     format!("failed to run warmup sample '{sample}': {why}")
 }
 
-/// Sends the new text of `metrics.yaml` to a running worker; a starting one reads it after loading its model.
+/// Sends the new text of `metrics.yaml` to a running worker; a starting one reads it after loading
+/// its model.
 pub(super) fn redefine(running: &Option<Running>, instance: &str, text: &str) {
     if let Some(running) = running
         && !running.link.send(&ToWorker::Metrics(text.to_owned()))
@@ -137,7 +139,8 @@ pub(super) fn redefine(running: &Option<Running>, instance: &str, text: &str) {
     }
 }
 
-/// Ends the process: asks it to stop if it is no longer needed and can read the request, kills it otherwise.
+/// Ends the process: asks it to stop if it is no longer needed and can read the request, kills it
+/// otherwise.
 pub(super) fn end(running: &mut Option<Running>, reason: &LossReason) {
     let Some(running) = running else { return };
     if let Some(pid) = running.process.id().filter(|_| background::is_entered()) {
@@ -152,8 +155,8 @@ pub(super) fn end(running: &mut Option<Running>, reason: &LossReason) {
     }
 }
 
-/// Waits for the next event of the process. Its connection ends with it, also if another process holds it open, such as one that the
-/// model has forked.
+/// Waits for the next event of the process. Its connection ends with it, also if another process
+/// holds it open, such as one that the model has forked.
 pub(super) async fn next_event(running: &mut Option<Running>) -> Event {
     let Some(running) = running else { return std::future::pending().await };
     loop {

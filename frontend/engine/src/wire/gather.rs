@@ -9,7 +9,9 @@ use pharos::infer::{CorrelationId, InferInput, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, envelope};
 use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
+use pharos::wire::{
+    BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker,
+};
 
 use super::Link;
 use crate::memory::CAPACITY;
@@ -31,7 +33,8 @@ pub(crate) struct ToSend<'a> {
     pub(crate) flags: u8,
     /// The requests. They have equal shape keys: the same inputs with compatible shapes.
     pub(crate) parts: &'a [Arc<Part>],
-    /// For a model with sequences, one step for each request, `None` for padding. If empty, each request is a separate sequence.
+    /// For a model with sequences, one step for each request, `None` for padding. If empty, each
+    /// request is a separate sequence.
     pub(crate) steps: &'a [Option<SequenceStep>],
     /// Control inputs of the whole batch that are not derived from `steps`, as in a warm-up.
     pub(crate) controls: &'a [InferInput],
@@ -51,7 +54,11 @@ impl Link {
     ///
     /// # Errors
     /// The inputs do not fit in the arena; nothing was sent.
-    pub(crate) fn execute(&self, config: &ModelConfig, to_send: &ToSend<'_>) -> Result<(), InferError> {
+    pub(crate) fn execute(
+        &self,
+        config: &ModelConfig,
+        to_send: &ToSend<'_>,
+    ) -> Result<(), InferError> {
         let &ToSend { batch, flags, parts, ref resumed, .. } = to_send;
         self.regions.announce(parts)?;
         let steps = steps(config, to_send);
@@ -110,9 +117,14 @@ impl Link {
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
         for (position, spec) in config.inputs.iter().enumerate() {
-            let Some(index) = parts.first().and_then(|part| index_of(&part.request, &spec.name)) else { continue };
+            let Some(index) = parts.first().and_then(|part| index_of(&part.request, &spec.name))
+            else {
+                continue;
+            };
             let shape = match config.batches() && spec.allow_ragged_batch {
-                true => vec![shapes(parts, index).filter_map(element_count).sum::<u64>().cast_signed()],
+                true => {
+                    vec![shapes(parts, index).filter_map(element_count).sum::<u64>().cast_signed()]
+                }
                 false => {
                     let first = shapes(parts, index).next().unwrap_or_default();
                     batch_shape(config, spec.backend_shape(first, config.batches()), parts)
@@ -120,16 +132,25 @@ impl Link {
             };
             let inputs = parts.iter().filter_map(|part| part.request.inputs.get(index));
             if inputs.clone().any(|input| input.tensor.data.region().is_some()) {
-                self.gather_mixed(InputBlock { shape, ..block_of(position, spec.datatype) }, inputs, gathered)?;
+                self.gather_mixed(
+                    InputBlock { shape, ..block_of(position, spec.datatype) },
+                    inputs,
+                    gathered,
+                )?;
                 continue;
             }
             let pieces = inputs.flat_map(|input| input.tensor.data.pieces()).map(|piece| &**piece);
-            self.gather(InputBlock { shape, ..block_of(position, spec.datatype) }, pieces, gathered)?;
+            self.gather(
+                InputBlock { shape, ..block_of(position, spec.datatype) },
+                pieces,
+                gathered,
+            )?;
         }
         Ok(())
     }
 
-    /// Gathers an input that is partly in client memory; those parts stay there, the rest is copied into the arena.
+    /// Gathers an input that is partly in client memory; those parts stay there, the rest is copied
+    /// into the arena.
     fn gather_mixed<'a>(
         &self,
         block: InputBlock,
@@ -141,9 +162,14 @@ impl Link {
             let len = tensor.data.len() as u64;
             let elements = element_count(&tensor.shape).unwrap_or(u64::MAX);
             let (region, offset) = match tensor.data.region() {
-                // A region is always resolved at this point; the fallback is an id that no region has.
+                // A region is always resolved at this point; the fallback is an id that no region
+                // has.
                 Some(slice) => (slice.region().map_or(u64::MAX, |region| region.id), slice.offset),
-                None => (0, self.write_pieces(tensor.data.pieces().iter().map(|piece| &**piece), gathered)?.offset),
+                None => (
+                    0,
+                    self.write_pieces(tensor.data.pieces().iter().map(|piece| &**piece), gathered)?
+                        .offset,
+                ),
             };
             pieces.push(Piece { region, request, offset, len, elements });
         }
@@ -163,11 +189,13 @@ impl Link {
         for made in &config.batch_inputs {
             let name = config.inputs.get(made.source).map_or("", |spec| spec.name.as_str());
             let source = parts.first().and_then(|part| index_of(&part.request, name));
-            let shapes: Vec<&[i64]> = source.map(|index| shapes(parts, index).collect()).unwrap_or_default();
+            let shapes: Vec<&[i64]> =
+                source.map(|index| shapes(parts, index).collect()).unwrap_or_default();
             let tensor = made.make(&shapes, config.batches());
             let (shape, data) = tensor.ok_or_else(|| no_room(u64::MAX))?;
             for _ in &made.targets {
-                let block = InputBlock { shape: shape.clone(), ..block_of(position, made.datatype) };
+                let block =
+                    InputBlock { shape: shape.clone(), ..block_of(position, made.datatype) };
                 self.gather(block, std::iter::once(data.as_slice()), gathered)?;
                 position += 1;
             }
@@ -205,8 +233,16 @@ impl Link {
             let block = InputBlock { shape: shape.clone(), ..block_of(position, control.datatype) };
             let given = to_send.controls.iter().find(|given| given.name == control.name);
             match given {
-                Some(given) => self.gather(block, given.tensor.data.pieces().iter().map(|piece| &**piece), gathered)?,
-                None => self.gather(block, std::iter::once(control.make(places.clone()).as_slice()), gathered)?,
+                Some(given) => self.gather(
+                    block,
+                    given.tensor.data.pieces().iter().map(|piece| &**piece),
+                    gathered,
+                )?,
+                None => self.gather(
+                    block,
+                    std::iter::once(control.make(places.clone()).as_slice()),
+                    gathered,
+                )?,
             }
         }
         Ok(())
@@ -245,7 +281,10 @@ impl Link {
 }
 
 pub(super) fn no_room(len: u64) -> InferError {
-    let text = format!("{len} bytes of input exceed the free part of the instance's {CAPACITY} bytes of input memory");
+    let text = format!(
+        "{len} bytes of input exceed the free part of the instance's {CAPACITY} bytes of input \
+         memory"
+    );
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, text)
 }
 
@@ -255,7 +294,10 @@ fn index_of(request: &InferRequest, name: &str) -> Option<usize> {
 
 /// Returns the shapes of an input in all parts.
 fn shapes(parts: &[Arc<Part>], index: usize) -> impl Iterator<Item = &[i64]> {
-    parts.iter().filter_map(move |part| part.request.inputs.get(index)).map(|input| input.tensor.shape.as_slice())
+    parts
+        .iter()
+        .filter_map(move |part| part.request.inputs.get(index))
+        .map(|input| input.tensor.shape.as_slice())
 }
 
 /// Creates a block without shape and offset.
@@ -278,8 +320,9 @@ fn rows(part: &Part) -> u32 {
     u32::try_from(part.checked.batch_size).unwrap_or(u32::MAX)
 }
 
-/// Returns details that only some backends use. A sequence that the server has started has no id except its key, and its first step
-/// the START flag, as in Triton. With an envelope, the backend sees what the client has sent.
+/// Returns details that only some backends use. A sequence that the server has started has no id
+/// except its key, and its first step the START flag, as in Triton. With an envelope, the backend
+/// sees what the client has sent.
 fn details_of(config: &ModelConfig, part: &Part, step: Option<SequenceStep>) -> Details {
     let request = &part.request;
     let visible_step = step.filter(|_| config.backend != envelope::BACKEND);
@@ -319,7 +362,10 @@ fn ragged(config: &ModelConfig, request: &InferRequest) -> Vec<(u16, Vec<i64>)> 
 }
 
 /// Returns the steps of a batch's requests; empty for a model without sequences.
-fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
+fn steps<'a>(
+    config: &ModelConfig,
+    to_send: &ToSend<'a>,
+) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
     match config.scheduling {
         Scheduling::Sequence(_) if to_send.steps.is_empty() => {
             let keys = (0..to_send.parts.len() as u64).map(|number| u64::MAX - number);
@@ -329,19 +375,32 @@ fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a,
     }
 }
 
-/// Returns the outputs that go into client memory and, for outputs not split by rows, the number of elements of each request.
+/// Returns the outputs that go into client memory and, for outputs not split by rows, the number of
+/// elements of each request.
 fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
     let mut placements = Vec::new();
     let mut elements = Vec::<(u16, Vec<u64>)>::new();
     for (request, part) in (0..).zip(parts) {
         for wanted in &part.request.outputs {
-            let Some((slice, region)) = wanted.region.as_ref().and_then(|slice| Some((slice, slice.region()?))) else {
+            let Some((slice, region)) =
+                wanted.region.as_ref().and_then(|slice| Some((slice, slice.region()?)))
+            else {
                 continue;
             };
             let position = config.outputs.iter().position(|output| output.name == wanted.name);
-            let Some(output) = position.and_then(|position| u16::try_from(position).ok()) else { continue };
-            placements.push(Placement { request, output, region: region.id, offset: slice.offset, len: slice.len });
-            let Some(source) = config.scattered_by(&wanted.name).and_then(|source| config.inputs.get(source)) else {
+            let Some(output) = position.and_then(|position| u16::try_from(position).ok()) else {
+                continue;
+            };
+            placements.push(Placement {
+                request,
+                output,
+                region: region.id,
+                offset: slice.offset,
+                len: slice.len,
+            });
+            let Some(source) =
+                config.scattered_by(&wanted.name).and_then(|source| config.inputs.get(source))
+            else {
                 continue;
             };
             if elements.iter().all(|(known, _)| *known != output) {
@@ -363,7 +422,10 @@ fn requested_outputs(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
     }
     let mut positions = Vec::new();
     for (position, output) in (0..).zip(&config.outputs) {
-        if parts.iter().any(|part| part.request.outputs.iter().any(|wanted| wanted.name == output.name)) {
+        if parts
+            .iter()
+            .any(|part| part.request.outputs.iter().any(|wanted| wanted.name == output.name))
+        {
             positions.push(position);
         }
     }

@@ -1,5 +1,5 @@
-//! Input memory that a worker may read: of its batches, until they are done or the worker returns what it keeps; and of the
-//! answers to its calls.
+//! Input memory that a worker may read: of its batches, until they are done or the worker returns
+//! what it keeps; and of the answers to its calls.
 
 use std::sync::atomic::Ordering;
 
@@ -27,15 +27,16 @@ impl Link {
         drop(lease);
     }
 
-    /// Frees the inputs of a finished batch, unless the worker keeps them or passes some on as outputs.
+    /// Frees the inputs of a finished batch, unless the worker keeps them or passes some on as
+    /// outputs.
     pub(crate) fn inputs_read(&self, done: &Done) {
         if !done.held && !passes_on(done) {
             self.release_inputs(done.batch);
         }
     }
 
-    /// Frees inputs that were passed on as outputs, after the outputs have been taken. The memory stays until the outputs are
-    /// read.
+    /// Frees inputs that were passed on as outputs, after the outputs have been taken. The memory
+    /// stays until the outputs are read.
     pub(crate) fn inputs_lent(&self, done: &Done) {
         if !done.held && passes_on(done) {
             self.release_inputs(done.batch);
@@ -55,11 +56,15 @@ impl Link {
         Inputs::pass_on(&lease, offset, len)
     }
 
-    /// Copies tensors into memory for the worker. Returns the key of the loan (0 for none) and the places of the tensors.
+    /// Copies tensors into memory for the worker. Returns the key of the loan (0 for none) and the
+    /// places of the tensors.
     ///
     /// # Errors
     /// The arena is full.
-    pub(crate) fn lend_tensors(&self, tensors: Vec<InferOutput>) -> Result<(u64, Vec<AnswerOutput>), InferError> {
+    pub(crate) fn lend_tensors(
+        &self,
+        tensors: Vec<InferOutput>,
+    ) -> Result<(u64, Vec<AnswerOutput>), InferError> {
         let mut gathered = Gathered::default();
         let written: Result<Vec<AnswerOutput>, InferError> = tensors
             .into_iter()
@@ -67,7 +72,8 @@ impl Link {
                 if data.region().is_some() {
                     return Err(no_room(data.len() as u64));
                 }
-                let block = self.write_pieces(data.pieces().iter().map(|piece| &**piece), &mut gathered)?;
+                let block =
+                    self.write_pieces(data.pieces().iter().map(|piece| &**piece), &mut gathered)?;
                 Ok(AnswerOutput { name, datatype, shape, offset: block.offset, len: block.len })
             })
             .collect();

@@ -1,7 +1,9 @@
-//! The frontend's end of the connection to one worker: frames in both directions, tensors in shared memory.
+//! The frontend's end of the connection to one worker: frames in both directions, tensors in shared
+//! memory.
 //!
-//! A link lives as long as its process. Frames travel in rings of shared memory. Sending never waits: bytes for which the ring has
-//! no room are queued, and written when the worker has read ([`Link::flush_unsent`]).
+//! A link lives as long as its process. Frames travel in rings of shared memory. Sending never
+//! waits: bytes for which the ring has no room are queued, and written when the worker has read
+//! ([`Link::flush_unsent`]).
 
 mod gather;
 mod leases;
@@ -21,7 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use pharos::wire::ring::{Consumer, Corrupt, Producer};
 use pharos::wire::{
-    FIRST_CALL_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length,
+    FIRST_CALL_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend,
+    payload_length,
 };
 use rustix::net::{SendFlags, Shutdown};
 use tokio::net::UnixStream;
@@ -82,7 +85,8 @@ pub(crate) struct LinkParts {
 impl Link {
     /// Creates a link.
     pub(crate) fn new(parts: LinkParts) -> Self {
-        let LinkParts { socket, event_loop, frames: (producer, consumer), regions, arenas, ring } = parts;
+        let LinkParts { socket, event_loop, frames: (producer, consumer), regions, arenas, ring } =
+            parts;
         let (reader, writer) = socket.into_split();
         Self {
             writer,
@@ -99,14 +103,15 @@ impl Link {
         }
     }
 
-    /// Ends the connection, also if the other end stays open. The session still reads the frames in the ring.
+    /// Ends the connection, also if the other end stays open. The session still reads the frames in
+    /// the ring.
     pub(crate) fn close(&self) {
         // Fails if the connection has ended already.
         let _ = rustix::net::shutdown(self.writer.as_ref(), Shutdown::Both);
     }
 
-    /// Sends a frame, immediately or when the ring has room. The session reports faults of the connection. Returns `false` and
-    /// sends nothing if the frame is longer than a worker accepts.
+    /// Sends a frame, immediately or when the ring has room. The session reports faults of the
+    /// connection. Returns `false` and sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
         let must_wake = {
             let mut outbox = self.outbox.lock();
@@ -144,7 +149,8 @@ impl Link {
         }
     }
 
-    /// Announces these regions again with the next batches that use them: the worker could not receive their descriptors.
+    /// Announces these regions again with the next batches that use them: the worker could not
+    /// receive their descriptors.
     pub(crate) fn announce_again(&self, regions: &[u64]) {
         self.regions.announce_again(regions);
     }
@@ -157,7 +163,8 @@ impl Link {
         }
     }
 
-    /// Writes queued frames, as far as there is room. The worker sends a wake-up when there is more.
+    /// Writes queued frames, as far as there is room. The worker sends a wake-up when there is
+    /// more.
     pub(crate) fn flush_unsent(&self) {
         let must_wake = {
             let mut outbox = self.outbox.lock();
@@ -166,8 +173,9 @@ impl Link {
         self.wake_worker_if(must_wake);
     }
 
-    /// Writes queued frames. Returns whether the worker must be woken, which the caller does without the lock: the worker that it
-    /// wakes can take its processor, and an event loop would wait for the lock of a thread in the background.
+    /// Writes queued frames. Returns whether the worker must be woken, which the caller does
+    /// without the lock: the worker that it wakes can take its processor, and an event loop would
+    /// wait for the lock of a thread in the background.
     #[must_use]
     fn flush(&self, outbox: &mut Outbox) -> bool {
         if let Err(corrupt) = outbox.write() {
@@ -179,10 +187,15 @@ impl Link {
         outbox.producer.must_wake_consumer()
     }
 
-    /// Wakes a worker that sleeps. If the socket is full, it holds bytes that wake it already; its reader handles other errors.
+    /// Wakes a worker that sleeps. If the socket is full, it holds bytes that wake it already; its
+    /// reader handles other errors.
     fn wake_worker_if(&self, must_wake: bool) {
         if must_wake {
-            let _ = rustix::net::send(self.writer.as_ref(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = rustix::net::send(
+                self.writer.as_ref(),
+                &[1],
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            );
         }
     }
 
@@ -191,7 +204,8 @@ impl Link {
         self.outbox.lock().fault
     }
 
-    /// Returns the ends that a session reads: the socket and the ring of frames from the worker. Only once.
+    /// Returns the ends that a session reads: the socket and the ring of frames from the worker.
+    /// Only once.
     pub(crate) fn take_reader(&self) -> Option<(OwnedReadHalf, Consumer)> {
         self.reader.lock().take()
     }
@@ -223,7 +237,9 @@ pub(crate) fn take_frames(
     mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut taken = 0;
-    while let Some(prefix) = buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok()) {
+    while let Some(prefix) =
+        buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok())
+    {
         let length = payload_length(prefix).map_err(io::Error::other)?;
         let Some(payload) = buffer.get(taken + PREFIX..taken + PREFIX + length) else {
             buffer.reserve(length);

@@ -1,5 +1,5 @@
-//! Models that report their own readiness. A client's readiness request sends a question to the model; all requests that arrive
-//! before its answer share it.
+//! Models that report their own readiness. A client's readiness request sends a question to the
+//! model; all requests that arrive before its answer share it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -34,7 +34,8 @@ impl Readiness {
 impl Link {
     /// Records the model's answer.
     pub(crate) fn ready_reported(&self, ready: bool) {
-        // In this order: a caller that finds a pending question has subscribed before the answer is published.
+        // In this order: a caller that finds a pending question has subscribed before the answer is
+        // published.
         self.readiness.pending.store(false, Ordering::SeqCst);
         self.readiness.answers.send_replace(ready);
     }
@@ -62,7 +63,8 @@ impl Link {
     }
 }
 
-/// Returns whether the models of all these workers report to be ready or report nothing. A timeout counts as not ready.
+/// Returns whether the models of all these workers report to be ready or report nothing. A timeout
+/// counts as not ready.
 pub(crate) async fn all_ready(links: &[SharedLink]) -> bool {
     let answers: Vec<_> = links.iter().filter_map(|link| link.ask_ready()).collect();
     let end = Instant::now() + TIMEOUT;

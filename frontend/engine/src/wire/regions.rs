@@ -1,5 +1,5 @@
-//! Announces clients' memory to a worker: each region once, before the first batch that uses it, with its descriptor; and again
-//! if the worker could not receive the descriptor.
+//! Announces clients' memory to a worker: each region once, before the first batch that uses it,
+//! with its descriptor; and again if the worker could not receive the descriptor.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -19,7 +19,8 @@ use super::Part;
 /// The regions that were announced to one worker.
 pub(super) struct Regions {
     socket: OwnedFd,
-    // Held while packets are sent, so that a batch cannot use a region before its announcement is sent.
+    // Held while packets are sent, so that a batch cannot use a region before its announcement is
+    // sent.
     known: Mutex<HashMap<u64, Announced>>,
 }
 
@@ -46,8 +47,9 @@ impl Regions {
             return Ok(());
         }
         let mut known = self.known.lock();
-        let mut new: Vec<&Arc<Region>> =
-            used.filter(|region| known.get(&region.id).is_none_or(|announced| announced.lost)).collect();
+        let mut new: Vec<&Arc<Region>> = used
+            .filter(|region| known.get(&region.id).is_none_or(|announced| announced.lost))
+            .collect();
         new.sort_unstable_by_key(|region| region.id);
         new.dedup_by_key(|region| region.id);
         for packet in new.chunks(MAX_REGIONS_PER_PACKET) {
@@ -57,8 +59,14 @@ impl Regions {
                     (region.id, announced)
                 })),
                 Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
-                    let text = format!("cannot announce more shared memory regions to the worker now: {error}");
-                    return Err(InferError::new(ErrorCode::Unavailable, Reason::SharedMemory, text));
+                    let text = format!(
+                        "cannot announce more shared memory regions to the worker now: {error}"
+                    );
+                    return Err(InferError::new(
+                        ErrorCode::Unavailable,
+                        Reason::SharedMemory,
+                        text,
+                    ));
                 }
                 // The worker is gone, which the reader of its connection handles.
                 Err(_) => return Ok(()),
@@ -68,10 +76,12 @@ impl Regions {
     }
 
     fn send(&self, regions: &[&Arc<Region>]) -> rustix::io::Result<()> {
-        let descriptions: Vec<RegionDescription> = regions.iter().map(|region| description(region)).collect();
+        let descriptions: Vec<RegionDescription> =
+            regions.iter().map(|region| description(region)).collect();
         let packet = encode(&descriptions);
         let files: Vec<BorrowedFd<'_>> = regions.iter().filter_map(|region| file(region)).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&files));
@@ -93,7 +103,10 @@ impl Regions {
     /// Removes and returns the announced regions that are no longer in use.
     pub(super) fn take_unused(&self) -> Vec<u64> {
         let mut known = self.known.lock();
-        known.extract_if(|_, announced| announced.region.strong_count() == 0).map(|(id, _)| id).collect()
+        known
+            .extract_if(|_, announced| announced.region.strong_count() == 0)
+            .map(|(id, _)| id)
+            .collect()
     }
 }
 
@@ -106,9 +119,16 @@ fn used(part: &Part) -> impl Iterator<Item = &Arc<Region>> {
 fn description(region: &Region) -> RegionDescription {
     let location = match &region.memory {
         Memory::System { offset, .. } => RegionLocation::System { offset: *offset },
-        Memory::Cuda { device, handle } => RegionLocation::Cuda { device: *device, handle: handle.clone() },
+        Memory::Cuda { device, handle } => {
+            RegionLocation::Cuda { device: *device, handle: handle.clone() }
+        }
     };
-    RegionDescription { id: region.id, name: region.name.clone(), byte_size: region.byte_size, location }
+    RegionDescription {
+        id: region.id,
+        name: region.name.clone(),
+        byte_size: region.byte_size,
+        location,
+    }
 }
 
 fn file(region: &Region) -> Option<BorrowedFd<'_>> {

@@ -33,7 +33,8 @@ struct BatchOutput<'a> {
 }
 
 impl BatchOutput<'_> {
-    /// Returns the position of the request at `index` of the batch in this output; `None` if the output is not for it.
+    /// Returns the position of the request at `index` of the batch in this output; `None` if the
+    /// output is not for it.
     fn place(&self, index: usize) -> Option<usize> {
         if self.requests.is_empty() {
             return Some(index);
@@ -52,7 +53,8 @@ pub(crate) struct Scattered {
 
 /// The shapes of the requests' parts of an output.
 enum Shapes<'a> {
-    /// The shape of the whole batch, as clients see it; with `rows_first`, its first dimension is replaced by the request's rows.
+    /// The shape of the whole batch, as clients see it; with `rows_first`, its first dimension is
+    /// replaced by the request's rows.
     Batch { shape: Cow<'a, [i64]>, rows_first: bool },
     /// One shape for each request.
     Each(Vec<Vec<i64>>),
@@ -96,9 +98,9 @@ impl Link {
     /// Returns the responses of a batch, in batch order.
     ///
     /// # Errors
-    /// The worker described invalid outputs: outside its arena, of another size than their shape needs, or, with
-    /// `strict_output_types`, of another datatype or batch dimension than configured. None of the batch's outputs can be trusted
-    /// then.
+    /// The worker described invalid outputs: outside its arena, of another size than their shape
+    /// needs, or, with `strict_output_types`, of another datatype or batch dimension than
+    /// configured. None of the batch's outputs can be trusted then.
     pub(crate) fn scatter(
         &self,
         config: &ModelConfig,
@@ -107,7 +109,8 @@ impl Link {
         blocks: &[OutputBlock],
     ) -> Result<Scattered, InferError> {
         check_apart(config, parts.len(), blocks)?;
-        // All blocks are taken before any is checked, so that all return to the worker even after an error.
+        // All blocks are taken before any is checked, so that all return to the worker even after
+        // an error.
         let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
         let mut outputs = Vec::with_capacity(taken.len());
         let mut mismatches = Vec::new();
@@ -116,8 +119,11 @@ impl Link {
             mismatches.extend(output.mismatch.take());
             outputs.push(output);
         }
-        let responses =
-            parts.iter().enumerate().map(|(index, part)| response(config, version, part, index, &outputs)).collect();
+        let responses = parts
+            .iter()
+            .enumerate()
+            .map(|(index, part)| response(config, version, part, index, &outputs))
+            .collect();
         Ok(Scattered { responses, mismatches })
     }
 
@@ -140,25 +146,34 @@ fn part_of<'a>(
     if block.requests.is_empty() {
         return Ok(Cow::Borrowed(parts));
     }
-    let ascend = block.requests.iter().zip(block.requests.iter().skip(1)).all(|(one, next)| one < next);
+    let ascend =
+        block.requests.iter().zip(block.requests.iter().skip(1)).all(|(one, next)| one < next);
     let chosen: Option<Vec<_>> =
         block.requests.iter().map(|at| parts.get(usize::try_from(*at).ok()?).cloned()).collect();
     chosen.filter(|_| ascend).map(Cow::Owned).ok_or_else(|| {
         let model = &config.name;
         let count = parts.len();
-        let text = format!("model '{model}' gave invalid outputs: one is for requests {:?} of {count}", block.requests);
+        let text = format!(
+            "model '{model}' gave invalid outputs: one is for requests {:?} of {count}",
+            block.requests
+        );
         InferError::internal(text)
     })
 }
 
-/// Returns an error if blocks overlap, or if there are more blocks than outputs (for partial outputs, than outputs times
-/// requests). The blocks' total size is thus limited by the arena.
-fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) -> Result<(), InferError> {
+/// Returns an error if blocks overlap, or if there are more blocks than outputs (for partial
+/// outputs, than outputs times requests). The blocks' total size is thus limited by the arena.
+fn check_apart(
+    config: &ModelConfig,
+    requests: usize,
+    blocks: &[OutputBlock],
+) -> Result<(), InferError> {
     let in_parts = blocks.iter().any(|block| !block.requests.is_empty());
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
     let own = blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
     if blocks.len() > most || overlap(own.map(|block| (block.offset, block.len))) {
-        let text = format!("model '{}' gave invalid outputs: they overlap or are too many", config.name);
+        let text =
+            format!("model '{}' gave invalid outputs: they overlap or are too many", config.name);
         return Err(InferError::internal(text));
     }
     Ok(())
@@ -167,7 +182,10 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
 /// Says that a block cannot be taken.
 fn unavailable(block: &OutputBlock) -> String {
     let OutputBlock { offset, len, .. } = block;
-    format!("{len} bytes at {offset} are outside its memory, or clients have left too many of its outputs unread")
+    format!(
+        "{len} bytes at {offset} are outside its memory, or clients have left too many of its \
+         outputs unread"
+    )
 }
 
 fn batch_output<'a>(
@@ -176,7 +194,9 @@ fn batch_output<'a>(
     block: &'a OutputBlock,
     data: Option<Bytes>,
 ) -> Result<BatchOutput<'a>, InferError> {
-    let invalid = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
+    let invalid = |text: String| {
+        InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name))
+    };
     let data = data.ok_or_else(|| invalid(unavailable(block)))?;
     let Some(spec) = config.outputs.get(usize::from(block.output)) else {
         return Err(invalid(format!("output {} does not exist", block.output)));
@@ -208,7 +228,16 @@ fn batch_output<'a>(
     };
     let Split { shapes, data, ends } = output.map_err(wrong)?;
     let &OutputBlock { datatype, in_client_memory, ref requests, .. } = block;
-    Ok(BatchOutput { name: &spec.name, datatype, shapes, data, in_client_memory, ends, requests, mismatch })
+    Ok(BatchOutput {
+        name: &spec.name,
+        datatype,
+        shapes,
+        data,
+        in_client_memory,
+        ends,
+        requests,
+        mismatch,
+    })
 }
 
 /// The parts of an output for the requests of its batch.
@@ -236,7 +265,9 @@ fn cut_by_rows<'a>(
     let ends = match byte_size(block.datatype, &shape) {
         Some(size) if size == block.len && parts.len() == 1 => Ends::Whole(data.len()),
         Some(size) if size == block.len => Ends::Each(fixed_ends(data.len(), &rows_of)),
-        Some(size) => return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len)),
+        Some(size) => {
+            return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len));
+        }
         None => {
             let elements = element_count(&shape).ok_or_else(|| format!("has shape {shape:?}"))?;
             let ends = text_ends(&data, elements, &rows_of);
@@ -272,7 +303,8 @@ fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
     wanted.and_then(|wanted| wanted.region.as_ref())
 }
 
-/// Splits an output that contains the consecutive results of all requests, each with the shape of its source input.
+/// Splits an output that contains the consecutive results of all requests, each with the shape of
+/// its source input.
 fn scattered(
     config: &ModelConfig,
     parts: &[Arc<Part>],
@@ -298,10 +330,14 @@ fn scattered(
     }
     let ends = match byte_size(block.datatype, &block.shape) {
         Some(size) if size == block.len => fixed_ends(data.len(), &counts),
-        Some(size) => return Err(format!("has {} bytes, but its shape {:?} needs {size}", block.len, block.shape)),
-        None => {
-            text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
+        Some(size) => {
+            return Err(format!(
+                "has {} bytes, but its shape {:?} needs {size}",
+                block.len, block.shape
+            ));
         }
+        None => text_ends(&data, elements, &counts)
+            .ok_or_else(|| format!("does not hold {elements} BYTES elements"))?,
     };
     Ok(Split { shapes: Shapes::Each(shapes), data, ends: Ends::Each(ends) })
 }
@@ -315,7 +351,8 @@ fn response(
     outputs: &[BatchOutput<'_>],
 ) -> InferResponse {
     let asked = &part.request.outputs;
-    // In the order of the worker, as in Triton: neither the order of the request nor the order of the configuration matters.
+    // In the order of the worker, as in Triton: neither the order of the request nor the order of
+    // the configuration matters.
     let mut chosen: Vec<InferOutput> = Vec::with_capacity(asked.len());
     for output in outputs {
         if !asked.is_empty() && asked.iter().all(|wanted| wanted.name != output.name) {
@@ -363,15 +400,21 @@ enum MismatchKind {
 impl Mismatch {
     /// Creates the mismatch of an output with another datatype.
     fn datatype(spec: &TensorSpec, given: DataType) -> Self {
-        Self { output: spec.name.clone(), what: MismatchKind::Datatype { configured: spec.datatype, given } }
+        Self {
+            output: spec.name.clone(),
+            what: MismatchKind::Datatype { configured: spec.datatype, given },
+        }
     }
 
-    /// Checks that the first dimension of an output is the number of rows of its requests; `None` if it is, or the model does not
-    /// batch.
+    /// Checks that the first dimension of an output is the number of rows of its requests; `None`
+    /// if it is, or the model does not batch.
     fn rows(config: &ModelConfig, spec: &TensorSpec, shape: &[i64], rows: u64) -> Option<Self> {
         let fits = shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
         let mismatch = config.batches() && !fits;
-        mismatch.then(|| Self { output: spec.name.clone(), what: MismatchKind::Rows { shape: shape.to_vec(), rows } })
+        mismatch.then(|| Self {
+            output: spec.name.clone(),
+            what: MismatchKind::Rows { shape: shape.to_vec(), rows },
+        })
     }
 
     /// Returns the change that makes model and configuration agree.
@@ -384,7 +427,10 @@ impl Mismatch {
                 )
             }
             MismatchKind::Rows { rows, .. } => {
-                format!("return {rows} as the first dimension, or set max_batch_size: 0 in config.pbtxt")
+                format!(
+                    "return {rows} as the first dimension, or set max_batch_size: 0 in \
+                     config.pbtxt"
+                )
             }
         }
     }
@@ -396,7 +442,9 @@ impl fmt::Display for Mismatch {
             MismatchKind::Datatype { configured, given } => {
                 write!(f, "is {given}, but its configured datatype is {configured}")
             }
-            MismatchKind::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
+            MismatchKind::Rows { shape, rows } => {
+                write!(f, "has shape {shape:?} for a batch of {rows}")
+            }
         }
     }
 }
@@ -430,12 +478,17 @@ mod tests {
 
     #[test]
     fn partial_outputs_go_to_their_requests() {
-        let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [-1] } max_batch_size: 4";
+        let source =
+            "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [-1] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
         let part = |id: &str| {
             let request = InferRequest { id: id.to_owned(), ..InferRequest::default() };
-            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 }, padding: false })
+            Arc::new(Part {
+                request,
+                checked: Checked { batch_size: 1, shape_key: 0 },
+                padding: false,
+            })
         };
         let parts = ["a", "b", "c"].map(part);
         let block = |requests: &[u32], shape: &[i64], offset: u64| OutputBlock {
@@ -451,25 +504,39 @@ mod tests {
         let made = |block, data| output(&config, &parts, block, data).unwrap();
         let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
         let outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
-        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, at, &outputs));
-        let answers: Vec<_> = answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
-        let expected =
-            [("a", vec![1, 2], vec![1u8, 2]), ("b", vec![1, 3], vec![5, 6, 7]), ("c", vec![1, 2], vec![3, 4])];
+        let answers =
+            parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, at, &outputs));
+        let answers: Vec<_> =
+            answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
+        let expected = [
+            ("a", vec![1, 2], vec![1u8, 2]),
+            ("b", vec![1, 3], vec![5, 6, 7]),
+            ("c", vec![1, 2], vec![3, 4]),
+        ];
         for ((id, tensor), (expected, shape, data)) in answers.into_iter().zip(expected) {
-            assert_eq!((id.as_str(), &tensor.shape, &tensor.data), (expected, &shape, &data.into()));
+            assert_eq!(
+                (id.as_str(), &tensor.shape, &tensor.data),
+                (expected, &shape, &data.into())
+            );
         }
         // Invalid: more blocks than responses can need, and unknown or repeated requests.
         assert!(check_apart(&config, 3, &blocks).is_ok());
         let many: Vec<_> = (0..4).map(|at| block(&[0], &[1, 1], at * 64)).collect();
         assert!(check_apart(&config, 3, &many).is_err());
-        assert!(check_apart(&config, 3, &[block(&[], &[3, 1], 0), block(&[], &[3, 1], 64)]).is_err());
+        assert!(
+            check_apart(&config, 3, &[block(&[], &[3, 1], 0), block(&[], &[3, 1], 64)]).is_err()
+        );
         for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
-            assert!(part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(), "{requests:?}");
+            assert!(
+                part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(),
+                "{requests:?}"
+            );
         }
     }
 
-    /// Returns the names of the outputs in the response to each request. `requests` has the requested outputs of each; `blocks` are
-    /// an output of the configuration [A, B, M, Z], the requests that it is for, and whether it is in client memory.
+    /// Returns the names of the outputs in the response to each request. `requests` has the
+    /// requested outputs of each; `blocks` are an output of the configuration [A, B, M, Z], the
+    /// requests that it is for, and whether it is in client memory.
     fn orders(requests: &[&[&str]], blocks: &[(u16, &[u32], bool)]) -> Vec<String> {
         let spec = |name| format!("output {{ name: '{name}' data_type: TYPE_INT8 dims: [1] }} ");
         let source = ["A", "B", "M", "Z"].map(spec).concat() + "backend: 'b' max_batch_size: 4";
@@ -477,10 +544,20 @@ mod tests {
         let config = Draft::from_text(&source, "f").unwrap().complete(&completion).unwrap();
         let parts = requests.iter().map(|names| {
             let region = |name: &str| (name == "M").then(|| Slice::new("r".to_owned(), 0, 1));
-            let wanted =
-                |name: &&str| RequestedOutput { name: (*name).to_owned(), region: region(name), ..Default::default() };
-            let request = InferRequest { outputs: names.iter().map(wanted).collect(), ..InferRequest::default() };
-            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 }, padding: false })
+            let wanted = |name: &&str| RequestedOutput {
+                name: (*name).to_owned(),
+                region: region(name),
+                ..Default::default()
+            };
+            let request = InferRequest {
+                outputs: names.iter().map(wanted).collect(),
+                ..InferRequest::default()
+            };
+            Arc::new(Part {
+                request,
+                checked: Checked { batch_size: 1, shape_key: 0 },
+                padding: false,
+            })
         });
         let parts: Vec<Arc<Part>> = parts.collect();
         let blocks: Vec<OutputBlock> = blocks
@@ -493,12 +570,25 @@ mod tests {
                 let datatype = DataType::Int8;
                 let offset = 0;
                 let loan = None;
-                OutputBlock { output, requests, datatype, shape, offset, len, in_client_memory, loan }
+                OutputBlock {
+                    output,
+                    requests,
+                    datatype,
+                    shape,
+                    offset,
+                    len,
+                    in_client_memory,
+                    loan,
+                }
             })
             .collect();
-        let data =
-            |block: &OutputBlock| if block.in_client_memory { &[][..] } else { &[0; 4][..block.shape[0] as usize] };
-        let outputs: Vec<_> = blocks.iter().map(|block| output(&config, &parts, block, data(block)).unwrap()).collect();
+        let data = |block: &OutputBlock| {
+            if block.in_client_memory { &[][..] } else { &[0; 4][..block.shape[0] as usize] }
+        };
+        let outputs: Vec<_> = blocks
+            .iter()
+            .map(|block| output(&config, &parts, block, data(block)).unwrap())
+            .collect();
         let names = |(index, part): (usize, &Arc<Part>)| {
             let answer = response(&config, 1, part, index, &outputs);
             answer.outputs.into_iter().map(|output| output.name).collect::<String>()
@@ -510,14 +600,16 @@ mod tests {
     fn outputs_keep_the_order_of_the_worker() {
         const ALL: &[u32] = &[];
         let whole = [(3, ALL, false), (0, ALL, false), (2, ALL, false), (1, ALL, false)];
-        // All outputs, some of them in whatever order, and requests of one batch that differ in this.
+        // All outputs, some of them in whatever order, and requests of one batch that differ in
+        // this.
         assert_eq!(orders(&[&[]], &whole), ["ZAMB"]);
         assert_eq!(orders(&[&["A", "Z"]], &whole), ["ZA"]);
         assert_eq!(orders(&[&["B", "A", "Z"], &[], &["M"]], &whole), ["ZAB", "ZAMB", "M"]);
         // One reply for each request.
         let one = &[0][..];
         let two = &[1][..];
-        let replies = [(3, one, false), (0, one, false), (0, two, false), (2, two, true), (3, two, false)];
+        let replies =
+            [(3, one, false), (0, one, false), (0, two, false), (2, two, true), (3, two, false)];
         assert_eq!(orders(&[&[], &["Z", "M", "A"]], &replies), ["ZA", "AMZ"]);
         // Rows of one output in client memory and in the arena.
         let pieces = [(3, ALL, false), (2, two, false), (2, one, true), (0, ALL, false)];
@@ -528,13 +620,19 @@ mod tests {
 
     #[test]
     fn splits_outputs_between_client_memory_and_the_arena() {
-        let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [2] } max_batch_size: 4";
+        let source =
+            "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [2] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
         let part = |(batch_size, region): (u64, Option<Slice>)| {
-            let wanted = RequestedOutput { name: "Y".to_owned(), region, ..RequestedOutput::default() };
+            let wanted =
+                RequestedOutput { name: "Y".to_owned(), region, ..RequestedOutput::default() };
             let request = InferRequest { outputs: vec![wanted], ..InferRequest::default() };
-            Arc::new(Part { request, checked: Checked { batch_size, shape_key: 0 }, padding: false })
+            Arc::new(Part {
+                request,
+                checked: Checked { batch_size, shape_key: 0 },
+                padding: false,
+            })
         };
         let region = |len| Some(Slice::new("r".to_owned(), 8, len));
         let parts = [(1, None), (2, region(9)), (1, None)].map(part);
@@ -558,9 +656,13 @@ mod tests {
         assert_eq!(tensor(0), (vec![1, 2], vec![1u8, 2].into()));
         assert_eq!(tensor(1), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
         assert_eq!(tensor(2), (vec![1, 2], vec![3u8, 4].into()));
-        // Invalid: in client memory that was not requested, of several clients, or beyond its range.
+        // Invalid: in client memory that was not requested, of several clients, or beyond its
+        // range.
         for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 5)] {
-            assert!(output(&config, &parts, &block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
+            assert!(
+                output(&config, &parts, &block(requests, rows, true), &[]).is_err(),
+                "{requests:?} {rows}"
+            );
         }
     }
 }

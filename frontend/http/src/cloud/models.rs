@@ -1,5 +1,6 @@
-//! The models of a SageMaker multi-model endpoint. A request loads a model from a directory under a name of its choice; later
-//! requests list, invoke and unload the model by its SageMaker identifier.
+//! The models of a SageMaker multi-model endpoint. A request loads a model from a directory under a
+//! name of its choice; later requests list, invoke and unload the model by its SageMaker
+//! identifier.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,15 +23,17 @@ use crate::answer::HandlerResult;
 use crate::json::{as_string, from_body, object, parse_error};
 use crate::{Edge, answer};
 
-/// The header with the name of the archive from which the model was unpacked; it becomes the model's name.
+/// The header with the name of the archive from which the model was unpacked; it becomes the
+/// model's name.
 const TARGET: &str = "x-amzn-sagemaker-target-model";
 const CONFIG: &str = "config.pbtxt";
 /// A configuration larger than this is not searched for `platform: "ensemble"`.
 const MAX_CONFIG: u64 = 16 << 20;
 /// No models are loaded from these directories, as in Triton.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
-/// Error texts that indicate insufficient memory: some of those that Triton checks, and that of the server's own limits of memory.
-/// The error of a load or a request has no type: backends and models make its text.
+/// Error texts that indicate insufficient memory: some of those that Triton checks, and that of the
+/// server's own limits of memory. The error of a load or a request has no type: backends and models
+/// make its text.
 const NO_MEMORY: [&str; 8] = [
     "out of memory",
     "memoryerror",
@@ -138,10 +141,11 @@ impl Models {
             Ok((id, name, url)) => {
                 let models = self.clone();
                 let service = edge.service.clone();
-                let loading = tokio::spawn(async move { models.load_from(&*service, id, name, &url).await });
-                loading
-                    .await
-                    .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}")).into()))
+                let loading =
+                    tokio::spawn(async move { models.load_from(&*service, id, name, &url).await });
+                loading.await.unwrap_or_else(|error| {
+                    Err(InferError::internal(format!("the load failed: {error}")).into())
+                })
             }
             Err(error) => Err(error.into()),
         };
@@ -149,14 +153,22 @@ impl Models {
             Ok(()) => return Ok(answer::empty(StatusCode::OK)),
             Err(Failure::Taken(text)) => (StatusCode::CONFLICT, text, Reason::Invalid),
             // Triton uses the status 400 for all other errors of a load.
-            Err(Failure::Error(error)) => {
-                (status_without_memory(&error).unwrap_or(StatusCode::BAD_REQUEST), error.message, error.reason)
-            }
+            Err(Failure::Error(error)) => (
+                status_without_memory(&error).unwrap_or(StatusCode::BAD_REQUEST),
+                error.message,
+                error.reason,
+            ),
         };
         Err(answer::refused(answer::error_text(status, &text), reason))
     }
 
-    async fn load_from(&self, service: &dyn Service, id: String, name: String, url: &str) -> Result<(), Failure> {
+    async fn load_from(
+        &self,
+        service: &dyn Service,
+        id: String,
+        name: String,
+        url: &str,
+    ) -> Result<(), Failure> {
         if !service.registers_directories() {
             // Fails with the reason: loading models by request is disabled.
             return Ok(service.load_model(&name, Vec::new()).await?);
@@ -166,7 +178,8 @@ impl Models {
         let place = url.to_owned();
         let called = name.clone();
         let found = blocking::run(move || find(&place, &called)).await;
-        let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
+        let found = found
+            .map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
         let (url, models) = found.map_err(InferError::invalid)?;
         let claim = self.claim(id)?;
         let names: Vec<String> = models.keys().cloned().collect();
@@ -208,7 +221,8 @@ impl Models {
         Some((model, Claim { models: self.clone(), id: id.to_owned() }))
     }
 
-    /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
+    /// Unloads a model and the dependents that no other model needs. Continues if the client
+    /// disconnects.
     pub(super) async fn unload(&self, edge: &Edge, id: &str) -> HandlerResult {
         let Some((model, claim)) = self.remove(id) else { return Err(not_loaded(id)) };
         let service = edge.service.clone();
@@ -220,8 +234,9 @@ impl Models {
             }
             result
         });
-        let result =
-            unloading.await.unwrap_or_else(|error| Err(InferError::internal(format!("the unload failed: {error}"))));
+        let result = unloading.await.unwrap_or_else(|error| {
+            Err(InferError::internal(format!("the unload failed: {error}")))
+        });
         answer::done(result)
     }
 
@@ -232,36 +247,50 @@ impl Models {
 
 /// Returns the answer to a request for a model that is not loaded.
 pub(super) fn not_loaded(id: &str) -> answer::Failure {
-    let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
+    let response = answer::error_text(
+        StatusCode::NOT_FOUND,
+        &format!("model '{}' is not loaded", id.escape_debug()),
+    );
     answer::refused(response, Reason::UnknownModel)
 }
 
 /// Returns the identifier, the name and the directory of the model in a load request.
-async fn read_load(edge: &Edge, request: Request<Body>) -> Result<(String, String, String), InferError> {
+async fn read_load(
+    edge: &Edge,
+    request: Request<Body>,
+) -> Result<(String, String, String), InferError> {
     let (parts, body) = request.into_parts();
     let body = edge.read_short(body, "a request to load a model").await?;
     let load: Load<'_> = from_body(&body).map_err(parse_error)?;
     let member = |value: Option<&RawValue>, name: &str| {
-        let text = value.map(|value| as_string(value, &format!("member '{name}'"))).transpose()?.map(Cow::into_owned);
-        let absent =
-            || InferError::malformed(format!("'{name}' is missing; expected {{\"model_name\": TEXT, \"url\": PATH}}"));
+        let text = value
+            .map(|value| as_string(value, &format!("member '{name}'")))
+            .transpose()?
+            .map(Cow::into_owned);
+        let absent = || {
+            InferError::malformed(format!(
+                "'{name}' is missing; expected {{\"model_name\": TEXT, \"url\": PATH}}"
+            ))
+        };
         text.filter(|text| !text.is_empty()).ok_or_else(absent)
     };
     let id = member(load.model_name, "model_name")?;
     let url = member(load.url, "url")?;
     let name = match parts.headers.get(TARGET) {
-        Some(target) => {
-            target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is not valid text")))?
-        }
+        Some(target) => target
+            .to_str()
+            .map_err(|_| InferError::malformed(format!("the header {TARGET} is not valid text")))?,
         None => &id,
     };
     Ok((id.clone(), name.to_owned(), url))
 }
 
-/// Returns the URL of the repository and the models to register. A directory that is a model, or that contains only one, is
-/// registered under `name`. An ensemble is registered under `name` and its members under their own names. Blocks.
+/// Returns the URL of the repository and the models to register. A directory that is a model, or
+/// that contains only one, is registered under `name`. An ensemble is registered under `name` and
+/// its members under their own names. Blocks.
 fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), String> {
-    let refused = |error: io::Error| format!("failed to register '{url}', repository not found: {error}");
+    let refused =
+        |error: io::Error| format!("failed to register '{url}', repository not found: {error}");
     let place = fs::canonicalize(url).map_err(refused)?;
     if let Some(system) = SYSTEM.iter().find(|system| place.starts_with(system)) {
         return Err(format!("invalid url '{url}': models are not loaded from {system}"));
@@ -275,11 +304,14 @@ fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), St
         [] => return Err(format!("'{}' contains no model directory", place.display())),
         [only] => (*only).clone(),
         several => {
-            let ensembles: Vec<&&String> =
-                several.iter().filter(|name| models.get(**name).is_some_and(|path| is_ensemble(path))).collect();
+            let ensembles: Vec<&&String> = several
+                .iter()
+                .filter(|name| models.get(**name).is_some_and(|path| is_ensemble(path)))
+                .collect();
             let [only] = ensembles.as_slice() else {
                 return Err(format!(
-                    "'{}' has {} models, {} of them ensembles: expected one model, or one ensemble and its members",
+                    "'{}' has {} models, {} of them ensembles: expected one model, or one \
+                     ensemble and its members",
                     place.display(),
                     several.len(),
                     ensembles.len()
@@ -290,7 +322,9 @@ fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), St
     };
     if let Some(path) = models.remove(&chosen) {
         if models.contains_key(name) {
-            return Err(format!("the name '{name}' is already used by a member of the ensemble '{chosen}'"));
+            return Err(format!(
+                "the name '{name}' is already used by a member of the ensemble '{chosen}'"
+            ));
         }
         models.insert(name.to_owned(), path);
     }
@@ -316,12 +350,14 @@ fn is_ensemble(model: &Path) -> bool {
     static ENSEMBLE: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r#"(?m)^\s*platform\s*:\s*["']ensemble["']"#).ok());
     let path = model.join(CONFIG);
-    let is_short = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_CONFIG);
+    let is_short = fs::metadata(&path)
+        .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_CONFIG);
     let text = if is_short { fs::read_to_string(path).ok() } else { None };
     text.zip(ENSEMBLE.as_ref()).is_some_and(|(text, ensemble)| ensemble.is_match(&text))
 }
 
-/// Returns the status with which SageMaker unloads other models, if the error is that of insufficient memory.
+/// Returns the status with which SageMaker unloads other models, if the error is that of
+/// insufficient memory.
 pub(super) fn status_without_memory(error: &InferError) -> Option<StatusCode> {
     let text = error.message.to_ascii_lowercase();
     NO_MEMORY.iter().any(|words| text.contains(words)).then_some(StatusCode::INSUFFICIENT_STORAGE)

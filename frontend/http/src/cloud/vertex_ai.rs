@@ -1,5 +1,6 @@
-//! Google Vertex AI: a health route and a prediction route, whose paths the platform chooses. The header
-//! `X-Vertex-Ai-Triton-Redirect` redirects a prediction request to a v2 path or to `metrics`.
+//! Google Vertex AI: a health route and a prediction route, whose paths the platform chooses. The
+//! header `X-Vertex-Ai-Triton-Redirect` redirects a prediction request to a v2 path or to
+//! `metrics`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -16,12 +17,14 @@ use crate::wrong_method;
 use pharos_edge::Incoming;
 use pharos_edge::routing::Routes;
 
-const FORM: BinaryForm =
-    BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
+const FORM: BinaryForm = BinaryForm {
+    media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=",
+    in_answers: false,
+};
 const REDIRECT: &str = "x-vertex-ai-triton-redirect";
 const FLAG: &str = "--vertex-ai-default-model";
-const NO_DEFAULT: &str = "Expect the model repository contains only a single model if default model is not specified \
-                          (--vertex-ai-default-model specifies one)";
+const NO_DEFAULT: &str = "Expect the model repository contains only a single model if default \
+                          model is not specified (--vertex-ai-default-model specifies one)";
 
 /// Vertex AI's endpoints.
 #[derive(Clone, Debug)]
@@ -35,12 +38,15 @@ pub struct VertexAi {
 }
 
 impl VertexAi {
-    /// Configures the endpoints from the environment of the container. `model` serves requests without a redirect; if it is
-    /// `None`, the only ready model does.
+    /// Configures the endpoints from the environment of the container. `model` serves requests
+    /// without a redirect; if it is `None`, the only ready model does.
     ///
     /// # Errors
     /// Fails if a route is missing.
-    pub fn new(model: Option<String>, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+    pub fn new(
+        model: Option<String>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
         let route = |name: &str| {
             let missing = || format!("{name} is not defined for Vertex AI endpoint");
             variable(name).filter(|route| !route.is_empty()).ok_or_else(missing)
@@ -59,16 +65,25 @@ impl VertexAi {
     /// Finds the default model among those that are ready.
     ///
     /// # Errors
-    /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name, not exactly one is ready.
+    /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name,
+    /// not exactly one is ready.
     pub async fn resolve_default_model(&self, service: &dyn Service) -> Result<(), String> {
         let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
         let model = match &self.wanted {
-            Some(wanted) if names.iter().any(|name| name == wanted || bare_name(name) == wanted) => wanted.clone(),
-            Some(wanted) => return Err(format!("Expect the default model '{wanted}' is loaded ({FLAG})")),
+            Some(wanted)
+                if names.iter().any(|name| name == wanted || bare_name(name) == wanted) =>
+            {
+                wanted.clone()
+            }
+            Some(wanted) => {
+                return Err(format!("Expect the default model '{wanted}' is loaded ({FLAG})"));
+            }
             None => {
                 let mut names = names.into_iter();
-                let (Some(only), None) = (names.next(), names.next()) else { return Err(NO_DEFAULT.to_owned()) };
+                let (Some(only), None) = (names.next(), names.next()) else {
+                    return Err(NO_DEFAULT.to_owned());
+                };
                 only
             }
         };
@@ -99,7 +114,9 @@ impl VertexAi {
             return redirected(dispatch, metrics, incoming, &redirect).await;
         }
         match self.model.get() {
-            Some(model) => forward_as_v2(dispatch, incoming, method, &model_path(model, "infer"), &FORM).await,
+            Some(model) => {
+                forward_as_v2(dispatch, incoming, method, &model_path(model, "infer"), &FORM).await
+            }
             None => fail(&dispatch, Route::Infer, incoming, not_loaded()),
         }
     }
@@ -109,7 +126,8 @@ fn not_loaded() -> InferError {
     InferError::not_ready("the default model is unknown until the models are loaded")
 }
 
-/// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
+/// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading
+/// slash.
 async fn redirected(
     dispatch: Dispatch,
     metrics: &Routes<SharedService>,
@@ -120,7 +138,8 @@ async fn redirected(
         return dispatch.routes.answer_unknown(incoming, wrong_method());
     }
     if redirect == "metrics" {
-        // Clients of the platform can reach this listener, so metrics require the access of model statistics.
+        // Clients of the platform can reach this listener, so metrics require the access of model
+        // statistics.
         if let Some(refused) = dispatch.routes.refusal(Route::ModelStatistics, &mut incoming) {
             return refused;
         }
@@ -129,7 +148,9 @@ async fn redirected(
         return metrics.answer(incoming).await;
     }
     match method_of(redirect) {
-        Some(method) => forward_as_v2(dispatch, incoming, method, &format!("/{redirect}"), &FORM).await,
+        Some(method) => {
+            forward_as_v2(dispatch, incoming, method, &format!("/{redirect}"), &FORM).await
+        }
         None => unknown(&dispatch, incoming),
     }
 }
@@ -138,11 +159,17 @@ async fn redirected(
 fn method_of(path: &str) -> Option<Method> {
     let segments: Vec<&str> = path.split('/').collect();
     let verb = match segments.as_slice() {
-        ["v2"] | ["v2", "health", "live" | "ready"] | ["v2", "models", "stats"] => return Some(Method::GET),
+        ["v2"] | ["v2", "health", "live" | "ready"] | ["v2", "models", "stats"] => {
+            return Some(Method::GET);
+        }
         ["v2", "models", _] | ["v2", "models", _, "versions", _] => return Some(Method::GET),
         ["v2", "models", _, verb] | ["v2", "models", _, "versions", _, verb] => *verb,
-        ["v2", "repository", "index"] | ["v2", "repository", "models", _, "load" | "unload"] => "repository",
-        ["v2", "systemsharedmemory" | "cudasharedmemory", rest @ ..] => rest.last().copied().unwrap_or_default(),
+        ["v2", "repository", "index"] | ["v2", "repository", "models", _, "load" | "unload"] => {
+            "repository"
+        }
+        ["v2", "systemsharedmemory" | "cudasharedmemory", rest @ ..] => {
+            rest.last().copied().unwrap_or_default()
+        }
         _ => return None,
     };
     match verb {
@@ -163,8 +190,14 @@ mod tests {
             VertexAi::new(None, |name| names.contains(&name).then(|| "/route".to_owned())).map(drop)
         };
         assert_eq!(with(&["AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"]), Ok(()));
-        assert_eq!(with(&["AIP_HEALTH_ROUTE"]).unwrap_err(), "AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint");
-        assert_eq!(with(&["AIP_PREDICT_ROUTE"]).unwrap_err(), "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint");
+        assert_eq!(
+            with(&["AIP_HEALTH_ROUTE"]).unwrap_err(),
+            "AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint"
+        );
+        assert_eq!(
+            with(&["AIP_PREDICT_ROUTE"]).unwrap_err(),
+            "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The JSON of the generate extension (spec 2.12), as pure functions over bytes. The members of a request are the model's inputs
-//! and parameters; those of a response its outputs and parameters. Error texts and codes are Triton's.
+//! The JSON of the generate extension (spec 2.12), as pure functions over bytes. The members of a
+//! request are the model's inputs and parameters; those of a response its outputs and parameters.
+//! Error texts and codes are Triton's.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -12,8 +13,8 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::json::{
-    Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error, unreadable,
-    without_byte_order_mark,
+    Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error,
+    type_error, unreadable, without_byte_order_mark,
 };
 use crate::{data, render};
 
@@ -23,13 +24,19 @@ const NESTED: &str = "parameters";
 /// Fills `request` from the JSON of its body, for the inputs of `model`.
 ///
 /// # Errors
-/// Fails if the text is not a JSON object, if a member does not match the model's input of its name, or is not a valid parameter.
-pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+/// Fails if the text is not a JSON object, if a member does not match the model's input of its
+/// name, or is not a valid parameter.
+pub(crate) fn request(
+    json: &[u8],
+    model: &ModelMetadata,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
     let json = std::str::from_utf8(without_byte_order_mark(json))
         .map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
     let relaxed = OnceCell::new();
-    let members: Members<'_> = from_relaxed(json, &relaxed).map_err(|(error, text)| diagnose(text, &error))?;
+    let members: Members<'_> =
+        from_relaxed(json, &relaxed).map_err(|(error, text)| diagnose(text, &error))?;
     for (key, value) in members.0 {
         match &*key {
             NESTED => nested(value, model, request)?,
@@ -48,9 +55,16 @@ fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
     unreadable(error)
 }
 
-fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+fn nested(
+    value: &RawValue,
+    model: &ModelMetadata,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
     let members = as_members(value, || {
-        type_error("Expected JSON object for keyword: 'parameters'", "attempt to access JSON non-object as object")
+        type_error(
+            "Expected JSON object for keyword: 'parameters'",
+            "attempt to access JSON non-object as object",
+        )
     })?;
     for (key, value) in members.0 {
         member(&key, value, model, request).map_err(|error| {
@@ -62,7 +76,12 @@ fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -
 }
 
 /// Adds one member: an input if the model has one of this name, else a parameter.
-fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+fn member(
+    key: &str,
+    value: &RawValue,
+    model: &ModelMetadata,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
     if let Some(input) = model.inputs.iter().find(|input| input.name == key) {
         let tensor = tensor(input, value.get())?;
         request.inputs.push(InferInput { name: key.to_owned(), tensor });
@@ -75,11 +94,14 @@ fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut Infe
 /// Returns the tensor that a scalar or a flat array represents.
 fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     let TensorMetadata { name, datatype, shape } = input;
-    let datatype = DataType::from_name(datatype)
-        .ok_or_else(|| InferError::internal(format!("input '{name}' has the unknown datatype {datatype}")))?;
+    let datatype = DataType::from_name(datatype).ok_or_else(|| {
+        InferError::internal(format!("input '{name}' has the unknown datatype {datatype}"))
+    })?;
     let wrapped;
     let (array, count) = match json.starts_with('[') {
-        true => (json, serde_json::from_str::<Vec<IgnoredAny>>(json).map_err(parse_error)?.len() as u64),
+        true => {
+            (json, serde_json::from_str::<Vec<IgnoredAny>>(json).map_err(parse_error)?.len() as u64)
+        }
         false => {
             wrapped = format!("[{json}]");
             (wrapped.as_str(), 1)
@@ -89,7 +111,9 @@ fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     // Use Triton's order of checks: strings are parsed before the shape, other elements after it.
     let early = if datatype == DataType::Bytes { Some(flatten(count)?) } else { None };
     let shape = fit(shape, count).ok_or_else(|| {
-        InferError::invalid(format!("The schema can not convert input '{name}' to tensor with proper shape"))
+        InferError::invalid(format!(
+            "The schema can not convert input '{name}' to tensor with proper shape"
+        ))
     })?;
     let bytes = match early {
         Some(bytes) => bytes,
@@ -100,7 +124,8 @@ fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     Ok(Tensor { datatype, shape, data: bytes.into() })
 }
 
-/// Returns the shape for `elements` elements: fixed dimensions stay, the innermost variable one takes the rest, the others are 1.
+/// Returns the shape for `elements` elements: fixed dimensions stay, the innermost variable one
+/// takes the rest, the others are 1.
 fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
     let mut left = i64::try_from(elements).ok()?;
     for &dim in dims.iter().filter(|dim| **dim != -1) {
@@ -116,9 +141,10 @@ fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
     (left == 1).then_some(shape)
 }
 
-/// Returns the JSON of a response: an object whose members are sorted by name. An output of one element is a scalar, others are
-/// flat arrays. If names collide, the first of id, model, outputs and parameters wins: a client chooses the names of echoed
-/// parameters and must not be able to hide an output.
+/// Returns the JSON of a response: an object whose members are sorted by name. An output of one
+/// element is a scalar, others are flat arrays. If names collide, the first of id, model, outputs
+/// and parameters wins: a client chooses the names of echoed parameters and must not be able to
+/// hide an output.
 ///
 /// # Errors
 /// Fails if JSON cannot represent an output.

@@ -1,4 +1,5 @@
-//! The body of a `generate_stream` answer: one server-sent event per response, written when the connection has capacity.
+//! The body of a `generate_stream` answer: one server-sent event per response, written when the
+//! connection has capacity.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -17,7 +18,8 @@ use crate::infer::{LONG, on_a_thread};
 use pharos_edge::response_timing::{AnswerTiming, SERVER_TIMING};
 use pharos_edge::{Call, Sending};
 
-/// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
+/// The events of one request. Dropping it before the last event, because the client disconnected,
+/// cancels the request.
 pub(super) struct Events {
     responses: Box<dyn Responses>,
     /// The first response, received before the body began.
@@ -85,15 +87,21 @@ impl Events {
             response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum()
         };
         match answer {
-            Ok(response) if bytes(&response) > LONG => {
-                Written::Later(Box::pin(async move { (on_a_thread(move || convert::response(&response)).await, sent) }))
+            Ok(response) if bytes(&response) > LONG => Written::Later(Box::pin(async move {
+                (on_a_thread(move || convert::response(&response)).await, sent)
+            })),
+            answer => {
+                Written::AtOnce(answer.and_then(|response| convert::response(&response)), sent)
             }
-            answer => Written::AtOnce(answer.and_then(|response| convert::response(&response)), sent),
         }
     }
 
     /// Returns the event for a response; `None` for an empty response that only marks the end.
-    fn event(&mut self, json: Result<Vec<u8>, InferError>, Sent { last, empty }: Sent) -> Option<Bytes> {
+    fn event(
+        &mut self,
+        json: Result<Vec<u8>, InferError>,
+        Sent { last, empty }: Sent,
+    ) -> Option<Bytes> {
         let json = json.unwrap_or_else(|error| {
             self.call.note_reason(error.reason);
             error_json(&error)
@@ -120,7 +128,10 @@ impl http_body::Body for Events {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         while !this.ended {
             let (json, sent) = match &mut this.writing {

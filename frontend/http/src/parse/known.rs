@@ -1,7 +1,8 @@
 //! The JSON parts of requests with binary tensors that a thread has parsed before.
 //!
-//! A client that sends tensors as binary data repeats the JSON part: only the id and the tensors differ. The parsed form of a few such
-//! texts is kept for each thread, and a request with the same text takes a copy of it.
+//! A client that sends tensors as binary data repeats the JSON part: only the id and the tensors
+//! differ. The parsed form of a few such texts is kept for each thread, and a request with the same
+//! text takes a copy of it.
 
 use std::cell::RefCell;
 
@@ -17,10 +18,12 @@ const TEXTS: usize = 16;
 /// The length of the longest text that is kept, which bounds the memory.
 const LONGEST: usize = 1024;
 
-/// Of the texts that are not found, one of this many is kept, so that texts that never come again cost little.
+/// Of the texts that are not found, one of this many is kept, so that texts that never come again
+/// cost little.
 const KEPT_OF: u64 = 4;
 
-/// 2^64 divided by the golden ratio: the multiples of a counter are spread evenly, also those of every second or third count.
+/// 2^64 divided by the golden ratio: the multiples of a counter are spread evenly, also those of
+/// every second or third count.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// How the text of a request with an id begins.
@@ -41,7 +44,8 @@ struct Known {
 /// What the text of a request says.
 struct Parsed {
     text: Box<[u8]>,
-    /// Whether an id was separated: what follows it is no JSON, and must not be taken for a whole text.
+    /// Whether an id was separated: what follows it is no JSON, and must not be taken for a whole
+    /// text.
     is_rest: bool,
     /// The id, if it is a part of this text.
     id: String,
@@ -65,30 +69,38 @@ pub(super) struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Separates the id from `json` if it is the first member and has no unusual characters. The first of two members with one name
-    /// counts, so the rest cannot have another id.
+    /// Separates the id from `json` if it is the first member and has no unusual characters. The
+    /// first of two members with one name counts, so the rest cannot have another id.
     pub(super) fn of(json: &'a [u8]) -> Self {
         Self::with_id(json).unwrap_or(Self { id: None, rest: json })
     }
 
     fn with_id(json: &'a [u8]) -> Option<Self> {
         let after = json.strip_prefix(ID)?;
-        let end = after.iter().position(|byte| !matches!(byte, b' '..=b'~') || matches!(byte, b'"' | b'\\'))?;
+        let end = after
+            .iter()
+            .position(|byte| !matches!(byte, b' '..=b'~') || matches!(byte, b'"' | b'\\'))?;
         let (id, rest) = after.split_at_checked(end)?;
         Some(Self { id: Some(std::str::from_utf8(id).ok()?), rest: rest.strip_prefix(b"\",")? })
     }
 
-    /// Fills `request` and takes `binary` if the text is known. Returns the request's `binary_data_output`, or `None` for a text that is
-    /// not known.
+    /// Fills `request` and takes `binary` if the text is known. Returns the request's
+    /// `binary_data_output`, or `None` for a text that is not known.
     ///
     /// # Errors
     /// `binary` does not have the bytes of all inputs, or has more.
-    pub(super) fn fill(self, binary: &mut Data, request: &mut InferRequest) -> Option<Result<bool, InferError>> {
+    pub(super) fn fill(
+        self,
+        binary: &mut Data,
+        request: &mut InferRequest,
+    ) -> Option<Result<bool, InferError>> {
         if self.rest.len() > LONGEST {
             return None;
         }
         KNOWN.with_borrow(|known| {
-            let is_same = |parsed: &&Parsed| *parsed.text == *self.rest && parsed.is_rest == self.id.is_some();
+            let is_same = |parsed: &&Parsed| {
+                *parsed.text == *self.rest && parsed.is_rest == self.id.is_some()
+            };
             let parsed = known.texts.iter().find(is_same)?;
             request.id = self.id.unwrap_or(&parsed.id).to_owned();
             Some(parsed.fill(std::mem::take(binary), request))
@@ -123,18 +135,22 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Returns whether a request says more than [`Parsed`] holds: parameters, mostly of sequences, which seldom repeat.
+/// Returns whether a request says more than [`Parsed`] holds: parameters, mostly of sequences,
+/// which seldom repeat.
 fn has_more(request: &InferRequest) -> bool {
     let numbers = (request.priority, request.timeout_us) != (0, 0);
     // An empty id is an id that responses show.
-    let sequence = request.correlation_id != CorrelationId::default() || request.sequence_start || request.sequence_end;
+    let sequence = request.correlation_id != CorrelationId::default()
+        || request.sequence_start
+        || request.sequence_end;
     !request.parameters.is_empty() || numbers || sequence
 }
 
 impl Parsed {
     fn fill(&self, binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
         let mut binary = Blobs { rest: binary, model: &request.model_name };
-        let inputs = self.inputs.iter().map(|input| input.with(&mut binary)).collect::<Result<_, _>>()?;
+        let inputs =
+            self.inputs.iter().map(|input| input.with(&mut binary)).collect::<Result<_, _>>()?;
         binary.end()?;
         request.inputs = inputs;
         request.outputs.clone_from(&self.outputs);
@@ -172,23 +188,30 @@ mod tests {
         "outputs":[{"name":"Y","parameters":{"binary_data":true,"classification":3}}],
         "parameters":{"binary_data_output":true}}"#;
 
-    /// Parses a request, and returns it with its `binary_data_output` and whether its text was known.
+    /// Parses a request, and returns it with its `binary_data_output` and whether its text was
+    /// known.
     fn parse(json: &str, binary: &[u8]) -> (Result<(InferRequest, bool), String>, bool) {
         let before = KNOWN.with_borrow(|known| known.missed);
         let mut request = InferRequest { model_name: "m".into(), ..InferRequest::default() };
-        let parsed = super::super::parse(json.as_bytes(), Data::from(binary.to_vec()), &mut request);
+        let parsed =
+            super::super::parse(json.as_bytes(), Data::from(binary.to_vec()), &mut request);
         let known = KNOWN.with_borrow(|known| known.missed) == before;
         (parsed.map(|binary| (request, binary)).map_err(|error| error.message), known)
     }
 
     fn is_equal(one: &InferRequest, other: &InferRequest) -> bool {
-        let of = |request: &InferRequest| (request.inputs.clone(), request.outputs.clone(), request.id.clone());
-        of(one) == of(other) && (&one.parameters, &one.model_name) == (&other.parameters, &other.model_name)
+        let of = |request: &InferRequest| {
+            (request.inputs.clone(), request.outputs.clone(), request.id.clone())
+        };
+        of(one) == of(other)
+            && (&one.parameters, &one.model_name) == (&other.parameters, &other.model_name)
     }
 
     #[test]
     fn a_known_text_gives_what_it_gave_when_it_was_parsed() {
-        for id in ["\"id\":\"a\",", "", "\"id\":\"\",", "\"member\":1,\"id\":\"b\",", "\"id\":\"\\\\\","] {
+        for id in
+            ["\"id\":\"a\",", "", "\"id\":\"\",", "\"member\":1,\"id\":\"b\",", "\"id\":\"\\\\\","]
+        {
             let json = format!("{{{id}{REST}");
             let (first, known) = parse(&json, &[1, 2]);
             let (first, binary) = first.unwrap();
@@ -221,11 +244,18 @@ mod tests {
     #[test]
     fn other_texts_are_not_kept() {
         let data = r#"{"inputs":[{"name":"X","shape":[1],"datatype":"INT8","data":[1]}]}"#;
-        let sequence =
-            format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":1,\"binary_data_output\""));
-        let empty =
-            format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":\"\",\"binary_data_output\""));
-        let free = format!("{{{}", REST.replace("\"binary_data_output\"", "\"a\":1,\"binary_data_output\""));
+        let sequence = format!(
+            "{{{}",
+            REST.replace("\"binary_data_output\"", "\"sequence_id\":1,\"binary_data_output\"")
+        );
+        let empty = format!(
+            "{{{}",
+            REST.replace("\"binary_data_output\"", "\"sequence_id\":\"\",\"binary_data_output\"")
+        );
+        let free = format!(
+            "{{{}",
+            REST.replace("\"binary_data_output\"", "\"a\":1,\"binary_data_output\"")
+        );
         let long = format!("{{{REST}{}", " ".repeat(LONGEST));
         for json in [data, &sequence, &empty, &free, &long] {
             let binary = if json == data { &[][..] } else { &[1, 2] };
@@ -269,8 +299,12 @@ mod tests {
     fn only_an_id_of_usual_characters_at_the_beginning_is_separated() {
         let text = |json| Text::of(json);
         assert_eq!(text(br#"{"id":"a b","x":1}"#), Text { id: Some("a b"), rest: br#""x":1}"# });
-        for json in [r#"{"id":"a\u0062","x":1}"#, "{\"id\":\"a\nb\",\"x\":1}", r#"{"id":"é","x":1}"#, r#"{"id":"a"}"#]
-        {
+        for json in [
+            r#"{"id":"a\u0062","x":1}"#,
+            "{\"id\":\"a\nb\",\"x\":1}",
+            r#"{"id":"é","x":1}"#,
+            r#"{"id":"a"}"#,
+        ] {
             assert_eq!(text(json.as_bytes()), Text { id: None, rest: json.as_bytes() }, "{json}");
         }
         for json in [r#"{"x":1,"id":"a"}"#, r#"{"id":1,"x":1}"#, r#"{"id":"a"#, ""] {

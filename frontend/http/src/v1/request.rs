@@ -1,8 +1,10 @@
-//! Converts the JSON of a `:predict` request to the model's inputs (TensorFlow Serving's REST interface, "Predict API"):
-//! `instances`, one value per row, or `inputs`, one tensor per input. Pure functions over bytes.
+//! Converts the JSON of a `:predict` request to the model's inputs (TensorFlow Serving's REST
+//! interface, "Predict API"): `instances`, one value per row, or `inputs`, one tensor per input.
+//! Pure functions over bytes.
 //!
-//! The shape of an input is that of its nested arrays; in the row form the number of rows precedes it. An element of a BYTES
-//! input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in base64.
+//! The shape of an input is that of its nested arrays; in the row form the number of rows precedes
+//! it. An element of a BYTES input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in
+//! base64.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -18,7 +20,10 @@ use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::data;
-use crate::json::{Key, Members, check_depth, from_relaxed, object, parse_error, string_end, without_byte_order_mark};
+use crate::json::{
+    Key, Members, check_depth, from_relaxed, object, parse_error, string_end,
+    without_byte_order_mark,
+};
 
 object! {
     /// A request. Other members, such as `signature_name`, are ignored.
@@ -38,7 +43,10 @@ pub(crate) enum Form {
 ///
 /// # Errors
 /// Fails if the text is not a valid request or does not match the model's inputs.
-pub(crate) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+pub(crate) fn parse(
+    json: &[u8],
+    inputs: &[TensorMetadata],
+) -> Result<(Vec<InferInput>, Form), InferError> {
     parse_any(json, inputs).map_err(|error| match error.reason {
         // Triton's reader answers 500; TensorFlow Serving and KServe answer 400.
         Reason::Malformed => InferError::new(ErrorCode::InvalidArg, error.reason, error.message),
@@ -46,15 +54,21 @@ pub(crate) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<Infer
     })
 }
 
-fn parse_any(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+fn parse_any(
+    json: &[u8],
+    inputs: &[TensorMetadata],
+) -> Result<(Vec<InferInput>, Form), InferError> {
     let json = std::str::from_utf8(without_byte_order_mark(json)).map_err(parse_error)?;
     check_depth(json)?;
     let relaxed = OnceCell::new();
-    let predict: Predict<'_> = from_relaxed(json, &relaxed).map_err(|(error, _)| unreadable(error))?;
+    let predict: Predict<'_> =
+        from_relaxed(json, &relaxed).map_err(|(error, _)| unreadable(error))?;
     match (predict.instances, predict.inputs) {
         (Some(instances), None) => rows(instances.get(), inputs),
         (None, Some(columns)) => Ok((self::columns(columns, inputs)?, Form::Columns)),
-        _ => Err(InferError::malformed("a predict request must have either 'instances' or 'inputs'")),
+        _ => {
+            Err(InferError::malformed("a predict request must have either 'instances' or 'inputs'"))
+        }
     }
 }
 
@@ -62,7 +76,8 @@ fn unreadable(error: serde_json::Error) -> InferError {
     InferError::malformed(format!("the request is not a JSON object: {error}"))
 }
 
-/// Parses `instances`: an array of values of the only input, or of objects with a value for each input.
+/// Parses `instances`: an array of values of the only input, or of objects with a value for each
+/// input.
 fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     let first = json.strip_prefix('[').map(str::trim_start);
     let Some(first) = first.filter(|first| !first.starts_with(']')) else {
@@ -76,7 +91,11 @@ fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form)
     }
     let mut rows = Rows { inputs, columns: Vec::new(), count: 0, refused: None };
     if let Err(error) = rows.deserialize(&mut serde_json::Deserializer::from_str(json)) {
-        let wrong = || InferError::malformed(format!("'instances' must be objects if the first one is: {error}"));
+        let wrong = || {
+            InferError::malformed(format!(
+                "'instances' must be objects if the first one is: {error}"
+            ))
+        };
         return Err(rows.refused.take().unwrap_or_else(wrong));
     }
     let column = |Column { input, mut json }: Column<'_>| {
@@ -87,7 +106,8 @@ fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form)
     Ok((columns, Form::Rows(rows.count)))
 }
 
-/// Collects the values of each input from the rows, one row after the other, so that no row is kept.
+/// Collects the values of each input from the rows, one row after the other, so that no row is
+/// kept.
 struct Rows<'i> {
     inputs: &'i [TensorMetadata],
     /// The members of the first row.
@@ -112,20 +132,27 @@ impl Rows<'_> {
             for (name, _) in members {
                 let input = find(self.inputs, name)?;
                 if self.columns.iter().any(|column| column.input.name == *name) {
-                    return Err(InferError::malformed(format!("instance 0 has the member '{name}' more than once")));
+                    return Err(InferError::malformed(format!(
+                        "instance 0 has the member '{name}' more than once"
+                    )));
                 }
                 self.columns.push(Column { input, json: "[".to_owned() });
             }
         }
         for Column { input, json } in &mut self.columns {
-            let value = members.iter().find(|(name, _)| *name == input.name).map(|(_, value)| value.get());
+            let value =
+                members.iter().find(|(name, _)| *name == input.name).map(|(_, value)| value.get());
             let name = &input.name;
-            let value = value.ok_or_else(|| InferError::malformed(format!("instance {at} has no member '{name}'")))?;
+            let value = value.ok_or_else(|| {
+                InferError::malformed(format!("instance {at} has no member '{name}'"))
+            })?;
             json.push_str(if at > 0 { "," } else { "" });
             json.push_str(value);
         }
         if members.len() != self.columns.len() {
-            return Err(InferError::malformed(format!("instance {at} does not have the same members as instance 0")));
+            return Err(InferError::malformed(format!(
+                "instance {at} does not have the same members as instance 0"
+            )));
         }
         self.count += 1;
         Ok(())
@@ -187,7 +214,10 @@ fn find<'a>(inputs: &'a [TensorMetadata], name: &str) -> Result<&'a TensorMetada
 fn only<'a>(inputs: &'a [TensorMetadata], member: &str) -> Result<&'a TensorMetadata, InferError> {
     match inputs {
         [input] => Ok(input),
-        _ => Err(InferError::invalid(format!("'{member}' must name the model's inputs: {}", names(inputs)))),
+        _ => Err(InferError::invalid(format!(
+            "'{member}' must name the model's inputs: {}",
+            names(inputs)
+        ))),
     }
 }
 
@@ -203,14 +233,19 @@ fn is_base64(json: &str) -> bool {
 /// Returns the tensor that nested arrays represent.
 fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     let TensorMetadata { name, datatype, .. } = input;
-    let datatype = DataType::from_name(datatype)
-        .ok_or_else(|| InferError::internal(format!("input '{name}' has the unknown datatype {datatype}")))?;
+    let datatype = DataType::from_name(datatype).ok_or_else(|| {
+        InferError::internal(format!("input '{name}' has the unknown datatype {datatype}"))
+    })?;
     let mut walk = Walk { json, at: 0, bytes: (datatype == DataType::Bytes).then(Vec::new) };
     let shape = walk.value(name)?;
     let data = match walk.bytes {
         Some(bytes) => bytes,
         None => {
-            let array = if json.starts_with('[') { Cow::Borrowed(json) } else { Cow::Owned(format!("[{json}]")) };
+            let array = if json.starts_with('[') {
+                Cow::Borrowed(json)
+            } else {
+                Cow::Owned(format!("[{json}]"))
+            };
             data::flatten(name, &array, datatype, shape.iter().product())?
         }
     };
@@ -228,7 +263,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Parses the value at the cursor and returns its shape; the cursor then stands behind the value.
+    /// Parses the value at the cursor and returns its shape; the cursor then stands behind the
+    /// value.
     fn value(&mut self, input: &str) -> Result<Vec<u64>, InferError> {
         if self.peek() != Some(b'[') {
             self.scalar(input)?;
@@ -240,7 +276,10 @@ impl Walk<'_> {
         while self.peek().is_some_and(|byte| byte != b']') {
             let shape = self.value(input)?;
             if *inner.get_or_insert_with(|| shape.clone()) != shape {
-                let text = format!("the arrays of input '{input}' have different lengths; a tensor needs equal ones");
+                let text = format!(
+                    "the arrays of input '{input}' have different lengths; a tensor needs equal \
+                     ones"
+                );
                 return Err(InferError::invalid(text));
             }
             count += 1;
@@ -279,12 +318,17 @@ impl Walk<'_> {
         let token = self.json.get(start..self.at).unwrap_or_default().trim_end();
         let Some(out) = &mut self.bytes else { return Ok(()) };
         let element = element(token).ok_or_else(|| {
-            InferError::invalid(format!("input '{input}' takes strings, or bytes in base64 as {{\"b64\": \"...\"}}"))
+            InferError::invalid(format!(
+                "input '{input}' takes strings, or bytes in base64 as {{\"b64\": \"...\"}}"
+            ))
         })?;
         if push_bytes_element(out, &element) {
             return Ok(());
         }
-        Err(InferError::invalid(format!("an element of input '{input}' has more than {} bytes", u32::MAX)))
+        Err(InferError::invalid(format!(
+            "an element of input '{input}' has more than {} bytes",
+            u32::MAX
+        )))
     }
 }
 
@@ -316,11 +360,15 @@ mod tests {
         let got = parse(json.as_bytes(), inputs);
         match (got, expected) {
             (Ok((given, form)), Ok((wanted, wanted_form))) => {
-                let given: Vec<_> =
-                    given.iter().map(|i| (i.name.as_str(), &*i.tensor.shape, i.tensor.data.len())).collect();
+                let given: Vec<_> = given
+                    .iter()
+                    .map(|i| (i.name.as_str(), &*i.tensor.shape, i.tensor.data.len()))
+                    .collect();
                 assert_eq!((given.as_slice(), form), (wanted, wanted_form), "{json}");
             }
-            (Err(error), Err(text)) => assert!(error.message.contains(text), "{json}: {}", error.message),
+            (Err(error), Err(text)) => {
+                assert!(error.message.contains(text), "{json}: {}", error.message)
+            }
             (got, _) => assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{json}"),
         }
     }
@@ -332,9 +380,17 @@ mod tests {
         let text = [input("T", "BYTES")];
         let rows = Form::Rows;
         check(r#"{"instances": [[1, 2], [3, 4]]}"#, &one, Ok((&[("A", &[2, 2], 16)], rows(2))));
-        check(r#"{"instances": [{"A": [1]}, {"A": [2]}]}"#, &one, Ok((&[("A", &[2, 1], 8)], rows(2))));
+        check(
+            r#"{"instances": [{"A": [1]}, {"A": [2]}]}"#,
+            &one,
+            Ok((&[("A", &[2, 1], 8)], rows(2))),
+        );
         let both: Given<'_> = &[("B", &[2, 1], 8), ("A", &[2], 8)];
-        check(r#"{"instances": [{"B": [1], "A": 1}, {"A": 1, "B": [1]}]}"#, &two, Ok((both, rows(2))));
+        check(
+            r#"{"instances": [{"B": [1], "A": 1}, {"A": 1, "B": [1]}]}"#,
+            &two,
+            Ok((both, rows(2))),
+        );
         check(
             r#"{"inputs": [[[1]], [[2]]], "signature_name": "x"}"#,
             &one,
@@ -342,10 +398,22 @@ mod tests {
         );
         check(r#"{"inputs": 7}"#, &one, Ok((&[("A", &[], 4)], Form::Columns)));
         check(r#"{"inputs": {"B": [NaN, 1]}}"#, &two, Ok((&[("B", &[2], 8)], Form::Columns)));
-        check(r#"{"instances": ["a,]", {"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[2], 4 + 3 + 4 + 3)], rows(2))));
+        check(
+            r#"{"instances": ["a,]", {"b64": "AAEC"}]}"#,
+            &text,
+            Ok((&[("T", &[2], 4 + 3 + 4 + 3)], rows(2))),
+        );
         check(r#"{"instances": [{"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
-        check(r#"{"instances": [{"T": {"b64": "AAEC"}}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
-        check("\u{feff}{\"inputs\": [NaN, 1]}", &[input("B", "FP32")], Ok((&[("B", &[2], 8)], Form::Columns)));
+        check(
+            r#"{"instances": [{"T": {"b64": "AAEC"}}]}"#,
+            &text,
+            Ok((&[("T", &[1], 7)], rows(1))),
+        );
+        check(
+            "\u{feff}{\"inputs\": [NaN, 1]}",
+            &[input("B", "FP32")],
+            Ok((&[("B", &[2], 8)], Form::Columns)),
+        );
         check(r#"{"inputs": [[], []]}"#, &one, Ok((&[("A", &[2, 0], 0)], Form::Columns)));
     }
 
@@ -362,7 +430,11 @@ mod tests {
         check(r#"{"inputs": [1]}"#, &two, Err("must name the model's inputs: 'A', 'B'"));
         check(r#"{"inputs": {"C": [1]}}"#, &two, Err("no input 'C'; its inputs are 'A', 'B'"));
         check(r#"{"instances": [{"A": 1}, {"B": 1}]}"#, &two, Err("instance 1 has no member 'A'"));
-        check(r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#, &two, Err("instance 1 does not have the same members"));
+        check(
+            r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#,
+            &two,
+            Err("instance 1 does not have the same members"),
+        );
         check(r#"{"instances": [{"A": 1, "A": 1}]}"#, &one, Err("the member 'A' more than once"));
         check(r#"{"instances": [{"A": 1}, 2]}"#, &two, Err("must be objects if the first one is"));
         for ragged in ["[[1,2],[3],[4,5,6]]", "[[1],2]", "[1,[2]]", "[[],[1]]"] {
@@ -373,6 +445,10 @@ mod tests {
         check(r#"{"instances": [NaN]}"#, &[input("T", "BYTES")], Err("takes strings"));
         check(r#"{"instances": [{"b64": NaN}]}"#, &[input("T", "BYTES")], Err("takes strings"));
         check(r#"{"instances": [{"b64": "?"}]}"#, &[input("T", "BYTES")], Err("takes strings"));
-        check(&format!(r#"{{"inputs": {}1{}}}"#, "[".repeat(200), "]".repeat(200)), &one, Err("nesting depth"));
+        check(
+            &format!(r#"{{"inputs": {}1{}}}"#, "[".repeat(200), "]".repeat(200)),
+            &one,
+            Err("nesting depth"),
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The JSON of a `:predict` response as nested arrays: `predictions`, one value per row, or `outputs`, one tensor per output.
+//! The JSON of a `:predict` response as nested arrays: `predictions`, one value per row, or
+//! `outputs`, one tensor per output.
 
 use std::borrow::Cow;
 
@@ -14,10 +15,12 @@ use crate::render;
 /// The maximum number of empty arrays that an output without elements may expand to.
 const MAX_EMPTY: u64 = 1 << 16;
 
-/// Returns the JSON of a response in the form of its request. A single output is written without its name.
+/// Returns the JSON of a response in the form of its request. A single output is written without
+/// its name.
 ///
 /// # Errors
-/// Fails if JSON cannot represent an output or, in the row form, if its first dimension is not the number of rows.
+/// Fails if JSON cannot represent an output or, in the row form, if its first dimension is not the
+/// number of rows.
 pub(super) fn write(response: &InferResponse, form: Form) -> Result<Vec<u8>, InferError> {
     let outputs = response.outputs.iter().map(Output::new).collect::<Result<Vec<_>, _>>()?;
     let mut out = Vec::with_capacity(256);
@@ -27,7 +30,8 @@ pub(super) fn write(response: &InferResponse, form: Form) -> Result<Vec<u8>, Inf
                 let name = other.name;
                 let shape = &other.shape;
                 return Err(InferError::invalid(format!(
-                    "output '{name}' of shape {shape:?} cannot be split into {rows} rows; use 'inputs' in the request"
+                    "output '{name}' of shape {shape:?} cannot be split into {rows} rows; use \
+                     'inputs' in the request"
                 )));
             }
             out.extend_from_slice(b"{\"predictions\":[");
@@ -90,14 +94,22 @@ impl<'a> Output<'a> {
     fn new(output: &'a InferOutput) -> Result<Self, InferError> {
         let InferOutput { name, tensor } = output;
         let bytes = tensor.data.as_slice();
-        let unfit = || InferError::internal(format!("output tensor shape does not match size of output for '{name}'"));
+        let unfit = || {
+            InferError::internal(format!(
+                "output tensor shape does not match size of output for '{name}'"
+            ))
+        };
         let count = element_count(&tensor.shape).ok_or_else(unfit)?;
         let fits = match tensor.datatype.size() {
             Some(_) => byte_size(tensor.datatype, &tensor.shape) == Some(bytes.len() as u64),
-            None => bytes_elements(&bytes).try_fold(0u64, |sum, element| element.map(|_| sum + 1)) == Ok(count),
+            None => {
+                bytes_elements(&bytes).try_fold(0u64, |sum, element| element.map(|_| sum + 1))
+                    == Ok(count)
+            }
         };
         let shape: Vec<u64> = tensor.shape.iter().map(|dim| dim.unsigned_abs()).collect();
-        let arrays = shape.iter().filter(|dim| **dim > 0).try_fold(1u64, |all, dim| all.checked_mul(*dim));
+        let arrays =
+            shape.iter().filter(|dim| **dim > 0).try_fold(1u64, |all, dim| all.checked_mul(*dim));
         if !fits || (count == 0 && arrays.is_none_or(|arrays| arrays > MAX_EMPTY)) {
             return Err(unfit());
         }
@@ -154,7 +166,9 @@ impl<'a> Output<'a> {
 fn text(out: &mut Vec<u8>, element: &[u8]) -> Result<(), InferError> {
     match std::str::from_utf8(element) {
         Ok(text) => render::value(out, text),
-        Err(_) => render::value(out, &serde_json::json!({ "b64": BASE64_STANDARD.encode(element) })),
+        Err(_) => {
+            render::value(out, &serde_json::json!({ "b64": BASE64_STANDARD.encode(element) }))
+        }
     }
 }
 
@@ -167,7 +181,10 @@ mod tests {
 
     fn output(name: &str, datatype: DataType, shape: &[i64], bytes: &[u8]) -> InferOutput {
         let data = bytes.to_vec().into();
-        InferOutput { name: name.to_owned(), tensor: Tensor { datatype, shape: shape.to_vec(), data } }
+        InferOutput {
+            name: name.to_owned(),
+            tensor: Tensor { datatype, shape: shape.to_vec(), data },
+        }
     }
 
     fn check(outputs: Vec<InferOutput>, form: Form, expected: Result<&str, &str>) {
@@ -190,9 +207,15 @@ mod tests {
         let columns = r#"{"outputs":{"A":[[[1,2,3]],[[4,5,6]]],"B":[true,false]}}"#;
         check(vec![bytes(), flags()], Form::Columns, Ok(columns));
         check(vec![output("S", DataType::Uint8, &[], &[7])], Form::Columns, Ok(r#"{"outputs":7}"#));
-        check(vec![output("E", DataType::Fp32, &[2, 0], &[])], Form::Rows(2), Ok(r#"{"predictions":[[],[]]}"#));
+        check(
+            vec![output("E", DataType::Fp32, &[2, 0], &[])],
+            Form::Rows(2),
+            Ok(r#"{"predictions":[[],[]]}"#),
+        );
         let mut texts = Vec::new();
-        assert!([&b"a,]"[..], b"", b"\xff"].iter().all(|text| push_bytes_element(&mut texts, text)));
+        assert!(
+            [&b"a,]"[..], b"", b"\xff"].iter().all(|text| push_bytes_element(&mut texts, text))
+        );
         let texts = output("T", DataType::Bytes, &[3], &texts);
         check(vec![texts], Form::Rows(3), Ok(r#"{"predictions":["a,]","",{"b64":"/w=="}]}"#));
     }
@@ -202,7 +225,11 @@ mod tests {
         let rows = "cannot be split into 2 rows";
         check(vec![output("A", DataType::Uint8, &[3], &[1, 2, 3])], Form::Rows(2), Err(rows));
         check(vec![output("A", DataType::Uint8, &[], &[1])], Form::Rows(2), Err(rows));
-        check(vec![output("A", DataType::Uint8, &[3], &[1])], Form::Columns, Err("does not match size"));
+        check(
+            vec![output("A", DataType::Uint8, &[3], &[1])],
+            Form::Columns,
+            Err("does not match size"),
+        );
         let empty = output("A", DataType::Uint8, &[1 << 40, 0], &[]);
         check(vec![empty], Form::Columns, Err("does not match size"));
         check(vec![output("A", DataType::Fp16, &[1], &[0, 0])], Form::Columns, Err("FP16"));

@@ -13,11 +13,13 @@ use crate::body_timeout::Fault;
 pub enum Read {
     /// The complete body.
     Whole(Data),
-    /// The body is longer than allowed: at least this many bytes. Without a declared size, these are the bytes received so far.
+    /// The body is longer than allowed: at least this many bytes. Without a declared size, these
+    /// are the bytes received so far.
     TooLarge(u64),
 }
 
-/// Reads a body of at most `limit` bytes, within the memory budget. The listener discards the rest of a body after an error.
+/// Reads a body of at most `limit` bytes, within the memory budget. The listener discards the rest
+/// of a body after an error.
 ///
 /// # Errors
 /// The client disconnected, stalled or broke the framing, or the budget is exhausted.

@@ -1,5 +1,6 @@
-//! gzip (RFC 1952) and zlib (RFC 1950, which both protocols call `deflate`). Decompression reserves memory for each piece of
-//! output before allocating it. Call these functions on threads that serve no sockets.
+//! gzip (RFC 1952) and zlib (RFC 1950, which both protocols call `deflate`). Decompression reserves
+//! memory for each piece of output before allocating it. Call these functions on threads that serve
+//! no sockets.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read, Write};
@@ -39,7 +40,12 @@ const PIECES: (usize, usize) = (16 << 10, 1 << 20);
 ///
 /// # Errors
 /// See [`InflateError`].
-pub fn inflate(data: Data, format: Format, limit: u64, reservation: &mut Reservation) -> Result<Data, InflateError> {
+pub fn inflate(
+    data: Data,
+    format: Format,
+    limit: u64,
+    reservation: &mut Reservation,
+) -> Result<Data, InflateError> {
     let mut input = Pieces(data.pieces().iter().cloned().collect());
     drop(data);
     let inflated = match format {
@@ -56,7 +62,11 @@ pub fn inflate(data: Data, format: Format, limit: u64, reservation: &mut Reserva
     }
 }
 
-fn read_all(mut from: impl Read, limit: u64, reservation: &mut Reservation) -> Result<Data, InflateError> {
+fn read_all(
+    mut from: impl Read,
+    limit: u64,
+    reservation: &mut Reservation,
+) -> Result<Data, InflateError> {
     let mut whole = Collector::default();
     loop {
         let size = whole.len().clamp(PIECES.0, PIECES.1);
@@ -87,10 +97,18 @@ fn read_all(mut from: impl Read, limit: u64, reservation: &mut Reservation) -> R
 ///
 /// # Errors
 /// Writing to memory does not fail.
-pub fn deflate<'a>(pieces: impl Iterator<Item = &'a Bytes>, format: Format, level: Compression) -> io::Result<Vec<u8>> {
+pub fn deflate<'a>(
+    pieces: impl Iterator<Item = &'a Bytes>,
+    format: Format,
+    level: Compression,
+) -> io::Result<Vec<u8>> {
     match format {
-        Format::Gzip => write_all(GzEncoder::new(Vec::new(), level), pieces).and_then(GzEncoder::finish),
-        Format::Zlib => write_all(ZlibEncoder::new(Vec::new(), level), pieces).and_then(ZlibEncoder::finish),
+        Format::Gzip => {
+            write_all(GzEncoder::new(Vec::new(), level), pieces).and_then(GzEncoder::finish)
+        }
+        Format::Zlib => {
+            write_all(ZlibEncoder::new(Vec::new(), level), pieces).and_then(ZlibEncoder::finish)
+        }
     }
 }
 
@@ -147,9 +165,11 @@ mod tests {
 
     #[test]
     fn decompresses_within_the_limits_only() {
-        let plain: Vec<u8> = (0..300_000u32).flat_map(|number| (number % 1000).to_le_bytes()).collect();
+        let plain: Vec<u8> =
+            (0..300_000u32).flat_map(|number| (number % 1000).to_le_bytes()).collect();
         for format in [Format::Gzip, Format::Zlib] {
-            let small = deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
+            let small =
+                deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
             let inflated = |limit: u64, most: u64| {
                 let budget = Budget::new(most);
                 inflate(cut(&small), format, limit, &mut budget.reserve())
@@ -160,13 +180,23 @@ mod tests {
             assert!(matches!(inflated(length, length / 2), Err(InflateError::Full(Full { .. }))));
         }
         let again = |format, more: &[u8]| {
-            let small = deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
-            inflate(cut(&[&small, more].concat()), format, 1 << 30, &mut Budget::default().reserve())
+            let small =
+                deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
+            inflate(
+                cut(&[&small, more].concat()),
+                format,
+                1 << 30,
+                &mut Budget::default().reserve(),
+            )
         };
-        let twice = deflate([Bytes::from(plain.clone())].iter(), Format::Gzip, Compression::fast()).unwrap();
+        let twice = deflate([Bytes::from(plain.clone())].iter(), Format::Gzip, Compression::fast())
+            .unwrap();
         assert_eq!(again(Format::Gzip, &twice).unwrap(), Data::from([&plain[..], &plain].concat()));
         for format in [Format::Gzip, Format::Zlib] {
-            assert!(matches!(again(format, b"something else"), Err(InflateError::Broken(_))), "{format:?}");
+            assert!(
+                matches!(again(format, b"something else"), Err(InflateError::Broken(_))),
+                "{format:?}"
+            );
         }
         let broken = inflate(cut(b"nothing"), Format::Gzip, 10, &mut Budget::default().reserve());
         assert!(matches!(broken, Err(InflateError::Broken(_))));
@@ -174,7 +204,9 @@ mod tests {
 
     #[test]
     fn a_compression_bomb_uses_no_more_memory_than_the_limit() {
-        let bomb = deflate([Bytes::from(vec![0; 64 << 20])].iter(), Format::Gzip, Compression::fast()).unwrap();
+        let bomb =
+            deflate([Bytes::from(vec![0; 64 << 20])].iter(), Format::Gzip, Compression::fast())
+                .unwrap();
         let limit = 1 << 20;
         let budget = Budget::new(limit + PIECES.1 as u64 + PIECES.0 as u64);
         let refused = inflate(bomb.into(), Format::Gzip, limit, &mut budget.reserve());

@@ -1,6 +1,6 @@
-//! Receives the messages of gRPC calls. tonic allocates the declared length of a message, so it gets only complete messages.
-//! [`Limits`] bounds each message, and [`Budget`] all data being received. Compressed messages are decompressed here, on
-//! threads that serve no sockets.
+//! Receives the messages of gRPC calls. tonic allocates the declared length of a message, so it
+//! gets only complete messages. [`Limits`] bounds each message, and [`Budget`] all data being
+//! received. Compressed messages are decompressed here, on threads that serve no sockets.
 
 pub mod bounded;
 pub mod fields;
@@ -35,7 +35,8 @@ pub struct Limits {
     pub setting: Option<&'static str>,
 }
 
-/// The largest message in both directions: the maximum of the protocol's signed lengths. Triton has no limit either.
+/// The largest message in both directions: the maximum of the protocol's signed lengths. Triton has
+/// no limit either.
 pub const MAX_MESSAGE: usize = i32::MAX as usize;
 
 /// The maximum size of a decompressed message unless `--grpc-max-input-size` is given.
@@ -60,7 +61,8 @@ impl Limits {
 
     /// Returns these limits as the end of an error text.
     fn advice(self) -> String {
-        self.setting.map_or_else(String::new, |setting| format!(" Use {setting} to increase the limit."))
+        self.setting
+            .map_or_else(String::new, |setting| format!(" Use {setting} to increase the limit."))
     }
 }
 
@@ -91,7 +93,8 @@ pub fn received<B>(
     Request::from_parts(parts, body)
 }
 
-/// Returns the format of a call's compressed messages; `None` without one, or for one that tonic refuses.
+/// Returns the format of a call's compressed messages; `None` without one, or for one that tonic
+/// refuses.
 pub(super) fn format(headers: &HeaderMap) -> Option<Format> {
     match headers.get("grpc-encoding")?.as_bytes() {
         b"gzip" => Some(Format::Gzip),
@@ -125,7 +128,13 @@ pub struct Received<B> {
 
 impl<B> Received<B> {
     /// Wraps the body of a call with these headers.
-    pub(crate) fn new(body: B, headers: &HeaderMap, budget: &Budget, limits: Limits, timeout: MessageTimeout) -> Self {
+    pub(crate) fn new(
+        body: B,
+        headers: &HeaderMap,
+        budget: &Budget,
+        limits: Limits,
+        timeout: MessageTimeout,
+    ) -> Self {
         Self {
             body,
             budget: budget.clone(),
@@ -154,7 +163,8 @@ impl<B> Received<B> {
                 // Complete messages are passed on without a copy.
                 let limits = self.limits;
                 let format = self.format;
-                let plain = whole(&self.rest, |head| check(limits, head).map(|()| is_plain(head, format)))?;
+                let plain =
+                    whole(&self.rest, |head| check(limits, head).map(|()| is_plain(head, format)))?;
                 if plain > 0 {
                     self.ready.push_back(self.rest.split_to(plain));
                     continue;
@@ -227,13 +237,18 @@ impl<B> Received<B> {
             match work.await {
                 Ok(Ok(done)) => Ok(done),
                 Ok(Err(InflateError::TooLarge)) => Err(Status::resource_exhausted(format!(
-                    "a message exceeds the maximum allowed value of {} bytes when it is decompressed.{}",
+                    "a message exceeds the maximum allowed value of {} bytes when it is \
+                     decompressed.{}",
                     limits.inflated,
                     limits.advice()
                 ))),
                 Ok(Err(InflateError::Full(reason))) => Err(full(reason)),
-                Ok(Err(InflateError::Broken(error))) => Err(Status::internal(format!("Error decompressing: {error}"))),
-                Err(error) => Err(Status::internal(format!("decompressing a message failed: {error}"))),
+                Ok(Err(InflateError::Broken(error))) => {
+                    Err(Status::internal(format!("Error decompressing: {error}")))
+                }
+                Err(error) => {
+                    Err(Status::internal(format!("decompressing a message failed: {error}")))
+                }
             }
         })
     }
@@ -273,7 +288,10 @@ where
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         loop {
             if let Some(data) = this.ready.pop_front() {
@@ -299,7 +317,9 @@ where
             }
             let Poll::Ready(next) = Pin::new(&mut this.body).poll_frame(cx) else {
                 let fault = ready!(this.wait(cx));
-                return Poll::Ready(Some(Err(this.fail(Status::invalid_argument(fault.to_string())))));
+                return Poll::Ready(Some(Err(
+                    this.fail(Status::invalid_argument(fault.to_string()))
+                )));
             };
             match next {
                 Some(Ok(frame)) => match frame.into_data() {
@@ -320,7 +340,8 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let nothing_here = self.ready.is_empty() && self.rest.is_empty() && self.inflating.is_none();
+        let nothing_here =
+            self.ready.is_empty() && self.rest.is_empty() && self.inflating.is_none();
         nothing_here && self.partial.is_empty() && self.body.is_end_stream()
     }
 }

@@ -25,7 +25,10 @@ impl http_body::Body for Frames {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.frames.pop_front() {
             None if self.open => Poll::Pending,
             next => Poll::Ready(next.map(|data| Ok(Frame::data(data)))),
@@ -50,7 +53,8 @@ fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
 
 fn cut(bytes: &[u8], cuts: &[usize]) -> VecDeque<Bytes> {
     let mut bytes = Bytes::copy_from_slice(bytes);
-    let mut frames: VecDeque<Bytes> = cuts.iter().map(|&cut| bytes.split_to(cut.min(bytes.len()))).collect();
+    let mut frames: VecDeque<Bytes> =
+        cuts.iter().map(|&cut| bytes.split_to(cut.min(bytes.len()))).collect();
     frames.push_back(bytes);
     frames
 }
@@ -119,18 +123,39 @@ async fn refuses_messages_over_the_limits() {
     let huge = [&[0, 0x7f, 0xff, 0xff, 0xff][..]].concat();
     let bomb = framed(1, &gzip(&vec![0; 200_001]));
     let cases: [(&[u8], usize, u64, Code, &str); 7] = [
-        (&huge, 5, u64::MAX, Code::ResourceExhausted, "larger than max (2147483647 vs. 100000). Use --x to increase"),
+        (
+            &huge,
+            5,
+            u64::MAX,
+            Code::ResourceExhausted,
+            "larger than max (2147483647 vs. 100000). Use --x to increase",
+        ),
         (&huge, 2, u64::MAX, Code::ResourceExhausted, "larger than max"),
-        (&bomb, 50, u64::MAX, Code::ResourceExhausted, "exceeds the maximum allowed value of 200000 bytes when it is"),
+        (
+            &bomb,
+            50,
+            u64::MAX,
+            Code::ResourceExhausted,
+            "exceeds the maximum allowed value of 200000 bytes when it is",
+        ),
         (&bomb, 50, 150_000, Code::ResourceExhausted, "exceed the memory limit of 150000 bytes"),
         (&framed(0, &[0; 5000]), 2000, 4000, Code::ResourceExhausted, "exceed the memory limit"),
         (&framed(1, b"no gzip"), 50, u64::MAX, Code::Internal, "Error decompressing: "),
-        (&framed(0, &[0; 50])[..40], 10, u64::MAX, Code::Internal, "Unexpected EOF decoding stream."),
+        (
+            &framed(0, &[0; 50])[..40],
+            10,
+            u64::MAX,
+            Code::Internal,
+            "Unexpected EOF decoding stream.",
+        ),
     ];
     for (bytes, first, most, code, text) in cases {
         let (got, end) = all(received(cut(bytes, &[first]), false, &Budget::new(most))).await;
         let status = end.unwrap_err();
-        assert!((status.code(), got.is_empty()) == (code, true) && status.message().contains(text), "{status}");
+        assert!(
+            (status.code(), got.is_empty()) == (code, true) && status.message().contains(text),
+            "{status}"
+        );
     }
 }
 
@@ -144,8 +169,13 @@ async fn passes_invalid_heads_to_tonic() {
         }
     }
     let frames = cut(&framed(1, &gzip(b"x")), &[3]);
-    let plain =
-        Received::new(Frames { frames, open: false }, &HeaderMap::new(), &Budget::default(), LIMITS, NO_TIMEOUT);
+    let plain = Received::new(
+        Frames { frames, open: false },
+        &HeaderMap::new(),
+        &Budget::default(),
+        LIMITS,
+        NO_TIMEOUT,
+    );
     let (got, end) = all(plain).await;
     assert!(end.is_ok() && got == framed(1, &gzip(b"x")), "compressed without grpc-encoding");
 }
@@ -168,7 +198,13 @@ async fn a_message_must_not_stall() {
     ] {
         let frames = sent.chunks(300).map(Bytes::copy_from_slice).collect();
         let timeout = MessageTimeout { idle, is_stream };
-        let body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), &budget, LIMITS, timeout);
+        let body = Received::new(
+            Frames { frames, open: true },
+            &HeaderMap::new(),
+            &budget,
+            LIMITS,
+            timeout,
+        );
         let mut body = std::pin::pin!(body);
         let next = async {
             loop {
@@ -182,7 +218,8 @@ async fn a_message_must_not_stall() {
         assert_eq!(failed.is_some(), stalls, "{} bytes, stream: {is_stream}", sent.len());
         if let Some(status) = failed {
             assert!(
-                status.code() == Code::InvalidArgument && status.message().contains("stalled for 0.005 s"),
+                status.code() == Code::InvalidArgument
+                    && status.message().contains("stalled for 0.005 s"),
                 "{status}"
             );
             assert!(budget.reserve().grow(1000).is_ok(), "the memory of the message was released");
@@ -193,8 +230,8 @@ async fn a_message_must_not_stall() {
 #[tokio::test]
 async fn each_message_of_a_stream_has_its_own_time() {
     let message = framed(0, &[7; 2400]);
-    // Before: a message in two pieces that took long, or in one piece, which is no reason for the next one to take longer. A body
-    // has 10 s for each 2,400 bytes of it.
+    // Before: a message in two pieces that took long, or in one piece, which is no reason for the
+    // next one to take longer. A body has 10 s for each 2,400 bytes of it.
     for (cuts, is_stream, waited_s, fails) in [
         (&[600][..], true, 90, false),
         (&[600], false, 90, true),
@@ -203,8 +240,13 @@ async fn each_message_of_a_stream_has_its_own_time() {
     ] {
         let timeout = MessageTimeout { idle: Duration::from_secs(60), is_stream };
         let frames = cut(&[&message[..], &message[..800]].concat(), cuts);
-        let mut body =
-            Received::new(Frames { frames, open: true }, &HeaderMap::new(), &Budget::default(), LIMITS, timeout);
+        let mut body = Received::new(
+            Frames { frames, open: true },
+            &HeaderMap::new(),
+            &Budget::default(),
+            LIMITS,
+            timeout,
+        );
         let mut cx = Context::from_waker(std::task::Waker::noop());
         if cuts == [600] {
             body.rest = body.body.frames.pop_front().unwrap();
@@ -216,9 +258,16 @@ async fn each_message_of_a_stream_has_its_own_time() {
             first += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
         }
         if cuts != [600] {
-            assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending(), "the second message has begun");
+            assert!(
+                Pin::new(&mut body).poll_frame(&mut cx).is_pending(),
+                "the second message has begun"
+            );
             body.pace.set_waiting_for(Duration::from_secs(waited_s));
         }
-        assert_eq!(Pin::new(&mut body).poll_frame(&mut cx).is_ready(), fails, "{cuts:?}, stream: {is_stream}");
+        assert_eq!(
+            Pin::new(&mut body).poll_frame(&mut cx).is_ready(),
+            fails,
+            "{cuts:?}, stream: {is_stream}"
+        );
     }
 }

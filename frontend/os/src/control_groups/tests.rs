@@ -1,4 +1,5 @@
-//! Tests of control groups: with directories that stand for groups, and with the kernel's where this process may make some.
+//! Tests of control groups: with directories that stand for groups, and with the kernel's where
+//! this process may make some.
 
 use std::process::Stdio;
 
@@ -34,7 +35,9 @@ impl Tree {
 fn limits_are_files_of_controllers() {
     let written = |limits: Limits| -> Vec<String> {
         let all = limits.settings();
-        all.iter().map(|setting| format!("{} {}={}", setting.controller, setting.file, setting.value)).collect()
+        all.iter()
+            .map(|setting| format!("{} {}={}", setting.controller, setting.file, setting.value))
+            .collect()
     };
     assert_eq!(written(Limits::default()), [""; 0]);
     assert!(!Limits::default().any());
@@ -51,7 +54,10 @@ fn limits_are_files_of_controllers() {
     );
     assert!(limits.any());
     assert_eq!(limits.controllers(), ["memory", "pids", "cpu"]);
-    assert_eq!(written(Limits { processors: Some(0.001), ..Limits::default() }), ["cpu cpu.max=1000 100000"]);
+    assert_eq!(
+        written(Limits { processors: Some(0.001), ..Limits::default() }),
+        ["cpu cpu.max=1000 100000"]
+    );
 }
 
 #[test]
@@ -116,7 +122,9 @@ fn a_process_starts_in_its_group_and_ends_with_it() {
         let group = ControlGroups::new(Path::new("/proc"), mount).create(&Limits::default());
         group.inspect_err(|error| println!("no group below {}: {error}", mount.display())).ok()
     });
-    let Some(group) = made else { return println!("skipped: this process may not make control groups of version 2") };
+    let Some(group) = made else {
+        return println!("skipped: this process may not make control groups of version 2");
+    };
     let path = group.path.clone();
     // A process that starts another one, and one that enters later.
     let mut shell = Command::new("sh");
@@ -141,5 +149,8 @@ fn descendants_are_found_by_their_parents() {
         tree.write(&format!("proc/{pid}/status"), &format!("Name:\tx\nPPid:\t{parent}\n"));
     }
     let groups = tree.groups();
-    assert_eq!([10, 11, 12, 1, 99].map(|pid| groups.is_descendant(pid)), [true, true, false, false, false]);
+    assert_eq!(
+        [10, 11, 12, 1, 99].map(|pid| groups.is_descendant(pid)),
+        [true, true, false, false, false]
+    );
 }

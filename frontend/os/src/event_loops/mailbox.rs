@@ -17,8 +17,8 @@ thread_local! {
 
 /// Work that other threads give to a loop. Cheap to clone.
 ///
-/// Waking a task of another loop costs a system call each time, also if that loop is awake. A mailbox costs one only if the loop
-/// sleeps, and only one for all the work that waits.
+/// Waking a task of another loop costs a system call each time, also if that loop is awake. A
+/// mailbox costs one only if the loop sleeps, and only one for all the work that waits.
 #[derive(Clone, Debug)]
 pub struct Mailbox(Arc<Inbox>);
 
@@ -62,7 +62,8 @@ impl Mailbox {
     /// Gives short work to the loop. Work from one thread is done in its order.
     pub fn give(&self, work: impl FnOnce() + Send + 'static) {
         self.0.work.lock().push(Box::new(work));
-        // Either the loop sees the work before it sleeps, or this sees that it sleeps: both under one total order.
+        // Either the loop sees the work before it sleeps, or this sees that it sleeps: both under
+        // one total order.
         if self.0.sleeps.swap(false, Ordering::SeqCst) {
             self.0.handle.spawn(async {});
         }
@@ -70,7 +71,8 @@ impl Mailbox {
 
     /// Does the waiting work.
     pub(super) fn empty(&self) {
-        // Exchanged for the list of the last time, so that adding work need not allocate another list.
+        // Exchanged for the list of the last time, so that adding work need not allocate another
+        // list.
         let mut work = DONE_WORK.take();
         std::mem::swap(&mut work, &mut *self.0.work.lock());
         for one in work.drain(..) {
@@ -103,7 +105,10 @@ mod tests {
     use super::*;
 
     /// Runs a task on a loop to its end.
-    fn run<T: Send + 'static>(event_loop: &EventLoop, task: impl Future<Output = T> + Send + 'static) -> T {
+    fn run<T: Send + 'static>(
+        event_loop: &EventLoop,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> T {
         Builder::new_current_thread().build().unwrap().block_on(event_loop.spawn(task)).unwrap()
     }
 
@@ -117,14 +122,17 @@ mod tests {
         let thread = run(&b, async { thread::current().name().unwrap_or_default().to_owned() });
         assert!(!mailbox.is_of_this_thread());
         let (done, waits) = std::sync::mpsc::channel();
-        // From another loop, which does not wait in between, and from here, where the loop has fallen asleep each time.
+        // From another loop, which does not wait in between, and from here, where the loop has
+        // fallen asleep each time.
         let from_a = mailbox.clone();
         let sender = done.clone();
         a.spawn(async move {
             for number in 0..1000 {
                 let sender = sender.clone();
                 from_a.give(move || {
-                    sender.send((number, thread::current().name().unwrap_or_default().to_owned())).unwrap();
+                    sender
+                        .send((number, thread::current().name().unwrap_or_default().to_owned()))
+                        .unwrap();
                 });
             }
         });

@@ -55,7 +55,8 @@ impl LineFile {
     }
 }
 
-/// Returns whether a file ends within a line, because a full disk or the end of the writing process has cut the line off.
+/// Returns whether a file ends within a line, because a full disk or the end of the writing process
+/// has cut the line off.
 pub(crate) fn ends_within_line(path: &Path) -> bool {
     last_byte(path).is_some_and(|byte| byte != b'\n')
 }
@@ -96,14 +97,19 @@ mod tests {
         filled += reader.read(&mut read[filled..]).unwrap();
         let text = &read[..filled];
         assert!(text.ends_with(b"\nnext\nlast\n") && !text.ends_with(b"\n\nnext\nlast\n"));
-        assert_eq!(text.iter().filter(|byte| **byte == b'\n').count(), (lines.len() - rest.len()) / line.len() + 3);
+        assert_eq!(
+            text.iter().filter(|byte| **byte == b'\n').count(),
+            (lines.len() - rest.len()) / line.len() + 3
+        );
     }
 
     #[test]
     fn a_line_that_another_process_left_incomplete_is_not_continued() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        for (left, expected) in [("", "new\n"), ("old\n", "old\nnew\n"), ("old\ncut", "old\ncut\nnew\n")] {
+        for (left, expected) in
+            [("", "new\n"), ("old\n", "old\nnew\n"), ("old\ncut", "old\ncut\nnew\n")]
+        {
             std::fs::write(&path, left).unwrap();
             assert_eq!(ends_within_line(&path), left.ends_with("cut"));
             LineFile::open(&path).unwrap().append("new\n").unwrap();

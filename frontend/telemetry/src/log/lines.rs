@@ -62,7 +62,12 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut parts = Parts::default();
         event.record(&mut parts);
         let metadata = event.metadata();
@@ -76,14 +81,24 @@ where
 }
 
 /// Formats the line of an event.
-pub(super) fn formatted(format: Format, level: Level, module: &str, parts: &Parts) -> Result<String, fmt::Error> {
+pub(super) fn formatted(
+    format: Format,
+    level: Level,
+    module: &str,
+    parts: &Parts,
+) -> Result<String, fmt::Error> {
     let mut time = String::new();
     SystemTime.format_time(&mut Writer::new(&mut time))?;
     Ok(match format {
         Format::Default => format!("{time} {level:>5} {}", parts.text()),
         Format::Iso8601 => {
             let seconds = time.split('.').next().unwrap_or(&time);
-            format!("{seconds}Z {} {} {module}] {}", letter(level), std::process::id(), parts.text())
+            format!(
+                "{seconds}Z {} {} {module}] {}",
+                letter(level),
+                std::process::id(),
+                parts.text()
+            )
         }
         Format::Json => parts.json(&time, level, module)?,
     })
@@ -117,8 +132,8 @@ impl Parts {
         }
     }
 
-    /// Returns the message and the fields as one line. Characters that a terminal obeys are escaped: a client cannot forge
-    /// a line.
+    /// Returns the message and the fields as one line. Characters that a terminal obeys are
+    /// escaped: a client cannot forge a line.
     pub(super) fn text(&self) -> String {
         let mut line = printable(&self.message).into_owned();
         for (name, value) in &self.fields {
@@ -132,8 +147,11 @@ impl Parts {
     }
 
     fn json(&self, time: &str, level: Level, module: &str) -> Result<String, fmt::Error> {
-        let mut line =
-            format!("{{\"time\":{},\"level\":\"{level}\",\"module\":{}", json_string(time)?, json_string(module)?);
+        let mut line = format!(
+            "{{\"time\":{},\"level\":\"{level}\",\"module\":{}",
+            json_string(time)?,
+            json_string(module)?
+        );
         write!(line, ",\"message\":{}", json_string(&self.message)?)?;
         for (name, value) in &self.fields {
             let value = match value {
@@ -159,14 +177,19 @@ mod tests {
     fn escapes_control_characters() {
         let parts = Parts {
             message: "bad\nINFO forged \u{202e}".to_owned(),
-            fields: vec![("model", Value::Text("a \"b\"\t".to_owned())), ("count", Value::Bare("3".to_owned()))],
+            fields: vec![
+                ("model", Value::Text("a \"b\"\t".to_owned())),
+                ("count", Value::Bare("3".to_owned())),
+            ],
         };
         assert_eq!(parts.text(), "bad\\nINFO forged \\u{202e} model=a \"b\"\\t count=3");
         let json = parts.json("now", Level::WARN, "pharos").unwrap_or_default();
         // A reader of JSON gets the text itself.
         let message = "bad\\nINFO forged \u{202e}";
         let rest = r#""model":"a \"b\"\t","count":3}"#;
-        let expected = format!(r#"{{"time":"now","level":"WARN","module":"pharos","message":"{message}",{rest}"#);
+        let expected = format!(
+            r#"{{"time":"now","level":"WARN","module":"pharos","message":"{message}",{rest}"#
+        );
         assert_eq!(json, expected);
     }
 }

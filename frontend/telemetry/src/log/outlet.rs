@@ -1,7 +1,8 @@
 //! One destination of log lines: a bounded queue and the thread that empties it.
 //!
-//! Never blocks the logging thread. A destination that accepts no lines (a pipe that is not read, a disk that hangs) fills its
-//! queue; further lines are dropped and counted. A notice with their number follows when the destination accepts lines again.
+//! Never blocks the logging thread. A destination that accepts no lines (a pipe that is not read, a
+//! disk that hangs) fills its queue; further lines are dropped and counted. A notice with their
+//! number follows when the destination accepts lines again.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// The maximum number of bytes that wait for one destination. The same number may wait while they are written.
+/// The maximum number of bytes that wait for one destination. The same number may wait while they
+/// are written.
 const MAX_WAITING: usize = 4 << 20;
 
 /// The buffer is reused unless it has grown larger than this.
@@ -40,7 +42,8 @@ pub(super) struct Form {
 /// A destination of lines for all threads.
 pub(super) struct Outlet {
     shared: Arc<Shared>,
-    /// Receives a message when the thread ends. A receiver is not `Sync`: only [`Outlet::finish`] locks it.
+    /// Receives a message when the thread ends. A receiver is not `Sync`: only [`Outlet::finish`]
+    /// locks it.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
@@ -83,7 +86,12 @@ impl Outlet {
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(form: Form, sink: impl Sink) -> io::Result<Self> {
-        let shared = Arc::new(Shared { form, queue: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            form,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            lost: AtomicU64::new(0),
+        });
         let (ending, ended) = mpsc::channel();
         let own = shared.clone();
         thread::Builder::new().name("log".to_owned()).spawn(move || {
@@ -101,7 +109,8 @@ impl Outlet {
     /// Queues whole lines, or drops them if the queue is full.
     pub(super) fn push(&self, lines: &str) {
         let mut queue = self.shared.lock();
-        // After a dropped line, all lines are dropped until the queue is taken, so that one notice marks the place.
+        // After a dropped line, all lines are dropped until the queue is taken, so that one notice
+        // marks the place.
         if queue.dropped == 0 && queue.lines.len() + lines.len() <= MAX_WAITING {
             queue.lines.push_str(lines);
         } else {
@@ -131,7 +140,8 @@ impl Outlet {
         self.wake(queue);
     }
 
-    /// Waits until the thread has ended, at most for `limit`. A thread that hangs in a write ends with the process.
+    /// Waits until the thread has ended, at most for `limit`. A thread that hangs in a write ends
+    /// with the process.
     pub(super) fn finish(&self, limit: Duration) {
         let ended = self.ended.lock();
         let _ = ended.recv_timeout(limit);
@@ -240,11 +250,16 @@ mod tests {
         outlet.stop();
         outlet.finish(Duration::from_secs(60));
         let all: String = written.try_iter().collect();
-        // The thread may take lines before, while and after some are dropped, and writes a notice each time.
-        let noticed = all.lines().filter_map(|line| line.strip_suffix(" lost")?.parse::<u64>().ok()).sum::<u64>();
+        // The thread may take lines before, while and after some are dropped, and writes a notice
+        // each time.
+        let noticed = all
+            .lines()
+            .filter_map(|line| line.strip_suffix(" lost")?.parse::<u64>().ok())
+            .sum::<u64>();
         let lost = lost + outlet.take_lost();
         assert_eq!(noticed, lost);
-        let whole = all.lines().filter(|found| *found == line.trim_end() || *found == "later").count();
+        let whole =
+            all.lines().filter(|found| *found == line.trim_end() || *found == "later").count();
         assert_eq!(whole + usize::try_from(lost).unwrap(), pushed + 1);
     }
 

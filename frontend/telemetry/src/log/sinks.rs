@@ -26,21 +26,27 @@ impl Plain {
     /// # Errors
     /// The file cannot be opened.
     pub(super) fn new(path: Option<&Path>) -> io::Result<Self> {
-        let file = path.map(|path| LineFile::open(path).map(|file| (path.to_owned(), file))).transpose()?;
+        let file = path
+            .map(|path| LineFile::open(path).map(|file| (path.to_owned(), file)))
+            .transpose()?;
         Ok(Self { file, failed: false })
     }
 }
 
 impl Sink for Plain {
     fn write(&mut self, lines: &str) -> u64 {
-        let Some((path, file)) = &mut self.file else { return write(rustix::stdio::stderr(), lines) };
+        let Some((path, file)) = &mut self.file else {
+            return write(rustix::stdio::stderr(), lines);
+        };
         let Err((error, rest)) = file.append(lines) else {
             self.failed = false;
             return 0;
         };
         if !std::mem::replace(&mut self.failed, true) {
             let path = path.display();
-            tracing::error!("cannot write --log-file '{path}': {error}; writing to standard error instead");
+            tracing::error!(
+                "cannot write --log-file '{path}': {error}; writing to standard error instead"
+            );
         }
         write(rustix::stdio::stderr(), rest)
     }
@@ -51,7 +57,9 @@ impl Sink for Plain {
             Ok(new) => *file = new,
             Err(error) => {
                 let path = path.display();
-                tracing::error!("cannot reopen --log-file '{path}', continuing with the old file: {error}");
+                tracing::error!(
+                    "cannot reopen --log-file '{path}', continuing with the old file: {error}"
+                );
             }
         }
     }
@@ -66,8 +74,8 @@ impl Sink for Console {
     }
 }
 
-/// Writes whole lines in pieces; lines of other writers to the same pipe may come between them. Returns the number of lost
-/// lines. Blocks while the stream accepts nothing.
+/// Writes whole lines in pieces; lines of other writers to the same pipe may come between them.
+/// Returns the number of lost lines. Blocks while the stream accepts nothing.
 pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
     write_pieces(lines, |piece| {
         rustix::io::write(stream, piece).map_err(|error| {
@@ -81,7 +89,8 @@ pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
     })
 }
 
-/// Passes whole lines to `write` in pieces, again after [`Errno::INTR`]. Returns the number of lost lines.
+/// Passes whole lines to `write` in pieces, again after [`Errno::INTR`]. Returns the number of lost
+/// lines.
 fn write_pieces(lines: &str, mut write: impl FnMut(&[u8]) -> Result<usize, Errno>) -> u64 {
     let mut rest = lines.as_bytes();
     while !rest.is_empty() {
@@ -122,7 +131,9 @@ mod tests {
     fn counts_the_lines_that_a_stream_does_not_accept() {
         for accepted in [0, 4, 6] {
             let mut left = accepted;
-            let lost = write_pieces("one\ntwo\nthree\n", |piece| Ok(std::mem::take(&mut left).min(piece.len())));
+            let lost = write_pieces("one\ntwo\nthree\n", |piece| {
+                Ok(std::mem::take(&mut left).min(piece.len()))
+            });
             assert_eq!(lost, if accepted == 0 { 3 } else { 2 }, "{accepted}");
         }
     }

@@ -1,7 +1,9 @@
-//! The log in TorchServe's form: `access_log.log`, `model_log.log` (output of workers) and `ts_log.log` (all lines, including lines
-//! of the metrics). Each line is also written to standard output, with the name of its logger.
+//! The log in TorchServe's form: `access_log.log`, `model_log.log` (output of workers) and
+//! `ts_log.log` (all lines, including lines of the metrics). Each line is also written to standard
+//! output, with the name of its logger.
 //!
-//! Each destination has a queue and a thread: neither requests nor other destinations wait for a disk or a terminal.
+//! Each destination has a queue and a thread: neither requests nor other destinations wait for a
+//! disk or a terminal.
 
 use std::fs;
 use std::io;
@@ -53,7 +55,8 @@ struct Inner {
 }
 
 impl Journal {
-    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once and retried.
+    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once
+    /// and retried.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -64,7 +67,9 @@ impl Journal {
         };
         let [access, model, server, console] = NAMES;
         let outlets = [
-            file(access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?,
+            file(access, |lost| {
+                format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost))
+            })?,
             file(model, notice)?,
             file(server, notice)?,
             Arc::new(Outlet::start(Form { name: console, collected: COLLECTED, notice }, Console)?),
@@ -81,12 +86,14 @@ impl Journal {
         self.append(Destination::Console, line);
     }
 
-    /// Adds lines of the metrics, in the layout of the console, to `ts_log.log`. `tslog` writes them to their files and to the console.
+    /// Adds lines of the metrics, in the layout of the console, to `ts_log.log`. `tslog` writes
+    /// them to their files and to the console.
     pub(super) fn push_metrics(&self, lines: &str) {
         self.append(Destination::Server, lines);
     }
 
-    /// Adds a line to the file of `destination` and, in its layout, to the console. `ts_log.log` has every line.
+    /// Adds a line to the file of `destination` and, in its layout, to the console. `ts_log.log`
+    /// has every line.
     fn push(&self, destination: Destination, file: &str, console: &str) {
         self.append(destination, file);
         self.append(Destination::Console, console);
@@ -104,14 +111,20 @@ impl Journal {
 
 fn now(zone: &TimeZone) -> Stamp {
     let now = clock::wall_ms();
-    let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
+    let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX))
+        .unwrap_or_default();
     Stamp::new(now, zone.to_offset(time).seconds())
 }
 
 /// Returns the notice for dropped lines.
 fn notice(lost: u64) -> String {
     let parts = Parts::message(missing(lost));
-    let source = Source { level: Level::WARN, target: module_path!(), thread: "log", logger: module_path!() };
+    let source = Source {
+        level: Level::WARN,
+        target: module_path!(),
+        thread: "log",
+        logger: module_path!(),
+    };
     let line = line(super::format(), &source, parts, &now(&TimeZone::system()));
     line.unwrap_or_default()
 }
@@ -124,12 +137,19 @@ struct Source<'a> {
     logger: &'a str,
 }
 
-/// Formats a line in the console layout, or in another format. Lines in JSON have the thread and the logger as fields: a worker's
-/// thread contains its instance and stream.
-fn line(format: Format, source: &Source<'_>, mut parts: Parts, stamp: &Stamp) -> Result<String, std::fmt::Error> {
+/// Formats a line in the console layout, or in another format. Lines in JSON have the thread and
+/// the logger as fields: a worker's thread contains its instance and stream.
+fn line(
+    format: Format,
+    source: &Source<'_>,
+    mut parts: Parts,
+    stamp: &Stamp,
+) -> Result<String, std::fmt::Error> {
     let Source { level, target, thread, logger } = *source;
     let mut line = match format {
-        Format::Default => format!("{} [{level:<5}] {thread} {logger} - {}", stamp.local(), parts.text()),
+        Format::Default => {
+            format!("{} [{level:<5}] {thread} {logger} - {}", stamp.local(), parts.text())
+        }
         Format::Iso8601 => formatted(format, level, target, &parts)?,
         Format::Json => {
             parts.prepend("logger", logger);
@@ -150,15 +170,22 @@ impl<S: Subscriber> Layer<S> for Journal {
         let stamp = now(&self.0.zone);
         let current = thread::current();
         let (destination, thread, logger) = match target {
-            REQUEST_LOG_TARGET => (Destination::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
+            REQUEST_LOG_TARGET => {
+                (Destination::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG")
+            }
             "worker" => {
                 let stream = parts.take(STREAM).unwrap_or_else(|| "stdout".to_owned());
-                (Destination::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
+                (
+                    Destination::Model,
+                    format!("{}-{stream}", parts.take("instance").unwrap_or_default()),
+                    "MODEL_LOG",
+                )
             }
             other => (Destination::Server, current.name().unwrap_or("-").to_owned(), other),
         };
         let source = Source { level, target, thread: &thread, logger };
-        let access = (destination == Destination::Access).then(|| format!("{} - {}\n", stamp.local(), parts.text()));
+        let access = (destination == Destination::Access)
+            .then(|| format!("{} - {}\n", stamp.local(), parts.text()));
         let Ok(console) = line(super::format(), &source, parts, &stamp) else { return };
         self.push(destination, access.as_ref().unwrap_or(&console), &console);
     }
@@ -174,7 +201,8 @@ struct LogFile {
 impl LogFile {
     fn new(path: PathBuf) -> Self {
         let mut new = Self { path, file: None, failed: false };
-        // Creates the file early. The log is not running yet and cannot report a failure; a write of the first line can.
+        // Creates the file early. The log is not running yet and cannot report a failure; a write
+        // of the first line can.
         let _ = new.ready();
         new
     }
@@ -189,7 +217,9 @@ impl LogFile {
     fn report(&mut self, error: &io::Error) {
         if !self.failed {
             let path = self.path.display();
-            tracing::error!("cannot write '{path}': {error}; its lines are dropped until a write succeeds");
+            tracing::error!(
+                "cannot write '{path}': {error}; its lines are dropped until a write succeeds"
+            );
             self.failed = true;
         }
     }
@@ -263,30 +293,39 @@ mod tests {
             let text = read(name);
             assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
             let (time, rest) = text.trim_end().split_at(23);
-            let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
+            let shape: String =
+                time.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
             assert_eq!(shape, "9999-99-99T99:99:99,999");
             rest.to_owned()
         };
         assert_eq!(line("access_log.log"), " - /127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
-        assert_eq!(line("model_log.log"), " [WARN ] W-9000-noop_1.0-stderr MODEL_LOG - hello\\nthere");
+        assert_eq!(
+            line("model_log.log"),
+            " [WARN ] W-9000-noop_1.0-stderr MODEL_LOG - hello\\nthere"
+        );
         let all = read("ts_log.log");
         let parts = ["ACCESS_LOG - /127.0.0.1:1", "-stderr MODEL_LOG - hello", "tests - it failed"];
         for (line, part) in all.lines().zip(parts) {
             assert!(line.contains(part), "{line}");
         }
-        let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
+        let (head, text) =
+            all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
         assert!(head.starts_with(" [ERROR] ") && head.ends_with(module_path!()), "{head}");
         assert_eq!(text, "it failed count=3");
     }
 
     #[test]
     fn json_lines_have_the_thread_and_the_logger() {
-        let source =
-            Source { level: Level::WARN, target: "worker", thread: "W-9000-noop_1.0-stderr", logger: "MODEL_LOG" };
+        let source = Source {
+            level: Level::WARN,
+            target: "worker",
+            thread: "W-9000-noop_1.0-stderr",
+            logger: "MODEL_LOG",
+        };
         let parts = Parts::message("hello\nthere".to_owned());
         let line = line(Format::Json, &source, parts, &Stamp::new(0, 0)).unwrap();
-        let expected = "\"level\":\"WARN\",\"module\":\"worker\",\"message\":\"hello\\nthere\",\
-                        \"thread\":\"W-9000-noop_1.0-stderr\",\"logger\":\"MODEL_LOG\"}\n";
+        let expected = "\"level\":\"WARN\",\"module\":\"worker\",\"message\":\"hello\\nthere\",\"\
+                        thread\":\"W-9000-noop_1.0-stderr\",\"logger\":\"MODEL_LOG\"}\n";
         assert_eq!(line.split_once(',').unwrap().1, expected);
     }
 

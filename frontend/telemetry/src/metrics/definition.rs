@@ -22,7 +22,8 @@ pub struct Source {
     pub file: Option<PathBuf>,
     /// Settings that override the file.
     pub overrides: Overrides,
-    /// The mode if neither the command line nor a file of the user sets one; `None` for the mode of the definition.
+    /// The mode if neither the command line nor a file of the user sets one; `None` for the mode
+    /// of the definition.
     pub usual_mode: Option<Mode>,
 }
 
@@ -30,14 +31,16 @@ impl Source {
     /// Reads the current definition. Logs a warning about valid but probably unintended settings.
     ///
     /// # Errors
-    /// The file cannot be read or is invalid; the text has file, line, column, the offending name and what is allowed.
+    /// The file cannot be read or is invalid; the text has file, line, column, the offending name
+    /// and what is allowed.
     pub fn read(&self) -> Result<Definition, String> {
         let catalog = read(self.file.as_deref())?;
         for warning in catalog.warnings() {
             tracing::warn!("metrics from {self}: {warning}");
         }
         // The mode in the shipped definition is a default, not a choice of the user.
-        let names_mode = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
+        let names_mode =
+            self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
         let catalog = match self.usual_mode {
             Some(mode) if !names_mode => catalog.with_mode(mode),
             _ => catalog,
@@ -62,12 +65,14 @@ impl fmt::Display for Source {
 pub fn read(file: Option<&Path>) -> Result<Catalog, String> {
     let Some(path) = file else { return Ok(Catalog::shipped()) };
     let mut bytes = Vec::new();
-    // Reads one byte more than allowed, so that the parser detects an oversized file; a device file would have no end.
+    // Reads one byte more than allowed, so that the parser detects an oversized file; a device file
+    // would have no end.
     let most = catalog::MAX_BYTES as u64 + 1;
     let result = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-    result.map_err(|error| format!("cannot read --metrics-config '{}': {error}", path.display()))?;
-    let text =
-        String::from_utf8(bytes).map_err(|error| not_utf8(path, error.as_bytes(), error.utf8_error().valid_up_to()))?;
+    result
+        .map_err(|error| format!("cannot read --metrics-config '{}': {error}", path.display()))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|error| not_utf8(path, error.as_bytes(), error.utf8_error().valid_up_to()))?;
     Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())
 }
 
@@ -77,7 +82,10 @@ fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> String {
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
     let byte = bytes.get(at).copied().unwrap_or_default();
-    format!("{}:{line}:{column}: the byte 0x{byte:02x} is not UTF-8; metrics.yaml must be UTF-8 text", path.display())
+    format!(
+        "{}:{line}:{column}: the byte 0x{byte:02x} is not UTF-8; metrics.yaml must be UTF-8 text",
+        path.display()
+    )
 }
 
 #[cfg(test)]
@@ -95,7 +103,10 @@ mod tests {
     fn names_a_missing_file() {
         let source = Source { file: Some("no/such.yaml".into()), ..Source::default() };
         let message = source.read().err().unwrap();
-        assert!(message.starts_with("cannot read --metrics-config 'no/such.yaml': No such file"), "{message}");
+        assert!(
+            message.starts_with("cannot read --metrics-config 'no/such.yaml': No such file"),
+            "{message}"
+        );
         assert_eq!(Source::default().read().unwrap().catalog.len(), Catalog::shipped().len());
     }
 }

@@ -1,8 +1,9 @@
 //! Pushes all metrics to an OpenTelemetry collector at an interval: one task on the main runtime.
 //!
-//! One export is in memory at a time. It is retried with growing pauses until its time limit; afterwards the next one replaces
-//! it, which loses no count: cumulative values contain it, and deltas start at the last accepted export. One log line reports
-//! the loss of the collector, another its return.
+//! One export is in memory at a time. It is retried with growing pauses until its time limit;
+//! afterwards the next one replaces it, which loses no count: cumulative values contain it, and
+//! deltas start at the last accepted export. One log line reports the loss of the collector,
+//! another its return.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,8 +47,8 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts the push on the current runtime. `observe` updates the cache before each export, on a thread that may block. The
-    /// collector may be unreachable.
+    /// Starts the push on the current runtime. `observe` updates the cache before each export, on a
+    /// thread that may block. The collector may be unreachable.
     ///
     /// # Errors
     /// The endpoint's certificates or headers are not usable.
@@ -94,8 +95,8 @@ impl Push {
 /// The result of data points that the collector rejected.
 const REJECTED: &str = "rejected";
 
-/// Adds the attribute that distinguishes this process from others of the same service: a random UUID (version 4), as the
-/// semantic conventions for `service.instance.id` recommend.
+/// Adds the attribute that distinguishes this process from others of the same service: a random
+/// UUID (version 4), as the semantic conventions for `service.instance.id` recommend.
 fn with_instance(mut resource: Vec<(String, String)>) -> Vec<(String, String)> {
     const INSTANCE: &str = "service.instance.id";
     if !resource.iter().any(|(key, _)| key == INSTANCE) {
@@ -104,7 +105,8 @@ fn with_instance(mut resource: Vec<(String, String)>) -> Vec<(String, String)> {
         // Version 4 and the variant, at their places from the right (RFC 9562, 5.4).
         let uuid = (random_bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
         let text = format!("{uuid:032x}");
-        let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default());
+        let parts =
+            [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default());
         resource.push((INSTANCE.to_owned(), parts.join("-")));
     }
     resource
@@ -133,7 +135,8 @@ impl Pusher {
         loop {
             let stopping = tokio::select! {
                 _ = ticks.tick() => false,
-                // An error means that nothing can stop the task any more but the end of the runtime.
+                // An error means that nothing can stop the task any more but the end of the
+                // runtime.
                 _ = self.stop.wait_for(|stopping| *stopping) => true,
             };
             if stopping || self.not_before.is_none_or(|at| at <= clock::now()) {
@@ -145,7 +148,8 @@ impl Pusher {
         }
     }
 
-    /// Exports the present values, within the time limit. After a failure, the remaining messages are not sent.
+    /// Exports the present values, within the time limit. After a failure, the remaining messages
+    /// are not sent.
     async fn export(&mut self) {
         let deadline = clock::now() + self.settings.limit;
         let mut exports = self.encode().await.into_iter();
@@ -155,7 +159,10 @@ impl Pusher {
                 Err(failure) => {
                     let failed = 1 + exports.len();
                     self.count(FAILED, failed);
-                    tracing::debug!("{failed} messages with metrics were not sent: {}", failure.text);
+                    tracing::debug!(
+                        "{failed} messages with metrics were not sent: {}",
+                        failure.text
+                    );
                     return;
                 }
             }
@@ -176,7 +183,11 @@ impl Pusher {
     }
 
     /// Sends a message until it succeeds, cannot succeed, or the deadline has passed.
-    async fn deliver(&mut self, export: &Export, deadline: Instant) -> Result<Option<Rejected>, Failure> {
+    async fn deliver(
+        &mut self,
+        export: &Export,
+        deadline: Instant,
+    ) -> Result<Option<Rejected>, Failure> {
         let mut pauses = Pauses::default();
         loop {
             let failure = match self.sender.send(&export.message, deadline - clock::now()).await {
@@ -204,7 +215,10 @@ impl Pusher {
         let points = export.points;
         let refused = rejected.as_ref().map_or(0, |rejected| rejected.count.min(points));
         if let Some(Rejected { reason, .. }) = rejected {
-            tracing::warn!("the collector of metrics at {url} rejected {refused} of {points} data points: {reason}");
+            tracing::warn!(
+                "the collector of metrics at {url} rejected {refused} of {points} data points: \
+                 {reason}"
+            );
         }
         self.not_before = None;
         self.encoder.lock().accepted(export);
@@ -216,7 +230,10 @@ impl Pusher {
     fn failed(&mut self, failure: &Failure) {
         if !std::mem::replace(&mut self.lost, true) {
             let url = &self.settings.endpoint.url;
-            tracing::warn!("the collector of metrics at {url} does not accept exports: {}", failure.text);
+            tracing::warn!(
+                "the collector of metrics at {url} does not accept exports: {}",
+                failure.text
+            );
         }
     }
 
@@ -233,7 +250,10 @@ mod tests {
     #[test]
     fn instances_have_a_uuid_unless_one_is_given() {
         let of = |resource: &[(&str, &str)]| {
-            let resource = resource.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let resource = resource
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect();
             with_instance(resource)
         };
         let given = of(&[("service.instance.id", "a")]);

@@ -1,5 +1,5 @@
-//! OTLP over gRPC: tonic's client over the server's own HTTP client. tonic's channel would add a load balancer and a second
-//! connector for one unary call.
+//! OTLP over gRPC: tonic's client over the server's own HTTP client. tonic's channel would add a
+//! load balancer and a second connector for one unary call.
 
 use std::error::Error;
 
@@ -24,10 +24,15 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(endpoint: &Endpoint, signal: Signal, headers: HeaderMap) -> Result<Self, String> {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        signal: Signal,
+        headers: HeaderMap,
+    ) -> Result<Self, String> {
         let mut parts = endpoint.target.clone().into_parts();
         parts.path_and_query = Some(PathAndQuery::from_static("/"));
-        let origin = Uri::from_parts(parts).map_err(|error| format!("'{}' is not valid: {error}", endpoint.url))?;
+        let origin = Uri::from_parts(parts)
+            .map_err(|error| format!("'{}' is not valid: {error}", endpoint.url))?;
         let mut grpc = Grpc::with_origin(client::with(&endpoint.tls, Version::Http2)?, origin)
             .max_decoding_message_size(MAX_ANSWER)
             .accept_compressed(CompressionEncoding::Gzip);
@@ -53,7 +58,8 @@ fn failure(status: &Status) -> Failure {
     if let Some(source) = status.source() {
         return Failure::transient(deepest(source));
     }
-    // RESOURCE_EXHAUSTED is retried only if its details have a retry time. Otherwise the message is too long for any attempt.
+    // RESOURCE_EXHAUSTED is retried only if its details have a retry time. Otherwise the message is
+    // too long for any attempt.
     let after = retry_delay(status.details());
     let retryable = match status.code() {
         Code::ResourceExhausted => after.is_some(),
@@ -67,7 +73,11 @@ fn failure(status: &Status) -> Failure {
                 | Code::DataLoss
         ),
     };
-    let text = format!("gRPC status {}: {}", i32::from(status.code()), shortened(status.message().as_bytes()));
+    let text = format!(
+        "gRPC status {}: {}",
+        i32::from(status.code()),
+        shortened(status.message().as_bytes())
+    );
     Failure { retryable, after, text }
 }
 

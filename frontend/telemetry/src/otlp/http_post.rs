@@ -44,9 +44,14 @@ impl Client {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.target.clone();
         *request.headers_mut() = self.headers.clone();
-        let response = self.client.request(request).await.map_err(|error| Failure::transient(deepest(&error)))?;
+        let response = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| Failure::transient(deepest(&error)))?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(Failure::transient)?.to_bytes();
+        let body =
+            Limited::new(body, MAX_ANSWER).collect().await.map_err(Failure::transient)?.to_bytes();
         match head.status.as_u16() {
             200..300 => Ok(body),
             status @ (429 | 502 | 503 | 504) => {
@@ -54,7 +59,9 @@ impl Client {
                 let after = header.and_then(|text| retry_after(text, clock::wall_ms()));
                 Err(Failure { retryable: true, after, text: format!("HTTP status {status}") })
             }
-            status => Err(Failure::permanent(format!("HTTP status {status}: {}", shortened(&body)))),
+            status => {
+                Err(Failure::permanent(format!("HTTP status {status}: {}", shortened(&body))))
+            }
         }
     }
 }

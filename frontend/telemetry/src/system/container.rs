@@ -1,9 +1,9 @@
 //! The limits of this process's container: control groups of version 2, as in the kernel's
 //! `Documentation/admin-guide/cgroup-v2.rst`.
 //!
-//! A limit applies to a group and everything below it, so the smallest limit of this process's group and its ancestors counts.
-//! Of equal limits, the outermost counts, because it has the most users. Without limits, or with only version 1, the numbers of
-//! the machine apply.
+//! A limit applies to a group and everything below it, so the smallest limit of this process's
+//! group and its ancestors counts. Of equal limits, the outermost counts, because it has the most
+//! users. Without limits, or with only version 1, the numbers of the machine apply.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,21 +28,26 @@ struct CpuTime {
 }
 
 impl Container {
-    /// Creates a reader for the process that `proc` calls `self`, with the control groups' file system at `root`.
+    /// Creates a reader for the process that `proc` calls `self`, with the control groups' file
+    /// system at `root`.
     pub(crate) fn new(proc: &Path, root: &Path) -> Self {
         Self { proc: proc.to_owned(), root: root.to_owned(), last: None }
     }
 
-    /// Returns the group of this process and its ancestors, innermost first, root last. Not cached: a process may be moved.
+    /// Returns the group of this process and its ancestors, innermost first, root last. Not cached:
+    /// a process may be moved.
     fn groups(&self) -> Vec<PathBuf> {
         let own = own_group(&self.proc, &self.root).unwrap_or_else(|| self.root.clone());
-        own.ancestors().take_while(|group| group.starts_with(&self.root)).map(Path::to_owned).collect()
+        own.ancestors()
+            .take_while(|group| group.starts_with(&self.root))
+            .map(Path::to_owned)
+            .collect()
     }
 
     /// Returns the memory under the smallest limit; `None` if no limit is below `machine` bytes.
     ///
-    /// Memory that the kernel can reclaim at once, pages of files that have not been used lately (`inactive_file`), counts as
-    /// available, as in `docker stats` and the kubelet.
+    /// Memory that the kernel can reclaim at once, pages of files that have not been used lately
+    /// (`inactive_file`), counts as available, as in `docker stats` and the kubelet.
     pub(crate) fn memory(&self, machine: u64) -> Option<Memory> {
         let mut tightest = None;
         for group in self.groups() {
@@ -62,7 +67,10 @@ impl Container {
 
     /// Returns the file with the pressure on the memory of the innermost group that has one.
     pub(crate) fn memory_pressure(&self) -> Option<PathBuf> {
-        self.groups().into_iter().map(|group| group.join("memory.pressure")).find(|file| file.is_file())
+        self.groups()
+            .into_iter()
+            .map(|group| group.join("memory.pressure"))
+            .find(|file| file.is_file())
     }
 
     /// Returns whether any quota of processor time is set.
@@ -70,7 +78,8 @@ impl Container {
         self.groups().iter().any(|group| quota(&group.join("cpu.max")).is_some())
     }
 
-    /// Returns the used share of the smallest quota below `processors` since the last call, from 0 to 1.
+    /// Returns the used share of the smallest quota below `processors` since the last call, from 0
+    /// to 1.
     pub(crate) fn cpu(&mut self, now: Instant, processors: usize) -> Quota {
         let mut tightest: Option<(f64, PathBuf)> = None;
         for group in self.groups() {
@@ -82,12 +91,18 @@ impl Container {
             }
         }
         let Some((quota, group)) = tightest else { return Quota::None };
-        let Some(microseconds) = entry_of(&group.join("cpu.stat"), "usage_usec") else { return Quota::None };
+        let Some(microseconds) = entry_of(&group.join("cpu.stat"), "usage_usec") else {
+            return Quota::None;
+        };
         let time = CpuTime { group, at: now, microseconds };
-        let last = self.last.replace(time).filter(|last| self.last.as_ref().is_some_and(|t| t.group == last.group));
+        let last = self
+            .last
+            .replace(time)
+            .filter(|last| self.last.as_ref().is_some_and(|t| t.group == last.group));
         let Some(last) = last.filter(|last| now > last.at) else { return Quota::Unknown };
         let used = microseconds.saturating_sub(last.microseconds) as f64 / 1e6;
-        // The share can exceed 1 briefly: `cpu.max.burst` allows it, and the two files are not read atomically.
+        // The share can exceed 1 briefly: `cpu.max.burst` allows it, and the two files are not read
+        // atomically.
         Quota::Used((used / ((now - last.at).as_secs_f64() * quota)).clamp(0.0, 1.0))
     }
 }
@@ -154,11 +169,16 @@ mod tests {
     fn uses_the_smallest_memory_limit_of_all_ancestors() {
         let tree = Tree::new();
         tree.write("proc/self/cgroup", "0::/pod/container\n");
-        for (group, limit, current) in [("pod/container", 512, 100), ("pod", 256, 200), ("", 600, 10)] {
+        for (group, limit, current) in
+            [("pod/container", 512, 100), ("pod", 256, 200), ("", 600, 10)]
+        {
             tree.write(&format!("cgroup/{group}/memory.max"), &format!("{}\n", limit * MIB));
             tree.write(&format!("cgroup/{group}/memory.current"), &format!("{}\n", current * MIB));
         }
-        tree.write("cgroup/pod/memory.stat", &format!("anon 5\ninactive_file {}\nactive_file 7\n", 50 * MIB));
+        tree.write(
+            "cgroup/pod/memory.stat",
+            &format!("anon 5\ninactive_file {}\nactive_file 7\n", 50 * MIB),
+        );
         let expected = Memory { total: 256 * MIB, available: 106 * MIB };
         assert_eq!(container(&tree).memory(1 << 40), Some(expected));
     }

@@ -1,8 +1,9 @@
 //! The device files of NVIDIA's GPUs.
 //!
-//! The system need not create them at its start. NVIDIA's libraries create missing files, and load the kernel modules, with
-//! the program `nvidia-modprobe`, which has the set-user-ID bit. A process that can gain no rights by the bit, and workers in a
-//! sandbox, find the files only if they exist before.
+//! The system need not create them at its start. NVIDIA's libraries create missing files, and load
+//! the kernel modules, with the program `nvidia-modprobe`, which has the set-user-ID bit. A process
+//! that can gain no rights by the bit, and workers in a sandbox, find the files only if they exist
+//! before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,8 +50,8 @@ impl Default for System {
     }
 }
 
-/// Creates missing device files, if there are GPUs and NVIDIA's program, and waits for the program. Call it while this process
-/// can gain rights.
+/// Creates missing device files, if there are GPUs and NVIDIA's program, and waits for the program.
+/// Call it while this process can gain rights.
 pub fn create_device_files() {
     System::default().create();
 }
@@ -60,7 +61,8 @@ pub(super) fn has_driver() -> bool {
     System::default().has_driver()
 }
 
-/// Returns why CUDA will not start although NVIDIA's driver runs, as a sentence; `None` without a known reason.
+/// Returns why CUDA will not start although NVIDIA's driver runs, as a sentence; `None` without a
+/// known reason.
 pub(super) fn gap() -> Option<String> {
     System::default().gap()
 }
@@ -98,17 +100,20 @@ impl System {
         let path = self.devices.join(UNIFIED_MEMORY);
         is_gap.then(|| {
             format!(
-                "CUDA needs '{}', which does not exist: `nvidia-modprobe -u -c=0` creates it as root",
+                "CUDA needs '{}', which does not exist: `nvidia-modprobe -u -c=0` creates it as \
+                 root",
                 path.display()
             )
         })
     }
 
     fn has_gpus(&self) -> bool {
-        let starts = |file: PathBuf, start: &str| fs::read_to_string(file).is_ok_and(|text| text.starts_with(start));
-        entries(&self.bus)
-            .iter()
-            .any(|device| starts(device.join("vendor"), NVIDIA) && starts(device.join("class"), DISPLAY))
+        let starts = |file: PathBuf, start: &str| {
+            fs::read_to_string(file).is_ok_and(|text| text.starts_with(start))
+        };
+        entries(&self.bus).iter().any(|device| {
+            starts(device.join("vendor"), NVIDIA) && starts(device.join("class"), DISPLAY)
+        })
     }
 
     /// Returns the minor numbers of the GPUs that the driver has found.
@@ -116,7 +121,9 @@ impl System {
         let mut numbers = Vec::new();
         for gpu in entries(&self.gpus) {
             let text = fs::read_to_string(gpu.join("information")).unwrap_or_default();
-            let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse::<u32>().ok());
+            let minor = text
+                .lines()
+                .find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse::<u32>().ok());
             numbers.extend(minor);
         }
         numbers.sort_unstable();
@@ -165,10 +172,14 @@ mod tests {
         fn new() -> Self {
             let tree = Tree::new();
             tree.write("dev/null", "");
-            tree.write("program", "#!/bin/sh\necho \"$@\" >>\"${0%/*}/log\"\n: >\"${0%/*}/dev/nvidiactl\"\n");
+            tree.write(
+                "program",
+                "#!/bin/sh\necho \"$@\" >>\"${0%/*}/log\"\n: >\"${0%/*}/dev/nvidiactl\"\n",
+            );
             let bus = tree.path("bus");
             let gpus = tree.path("gpus");
-            let system = System { bus, gpus, devices: tree.path("dev"), program: tree.path("program") };
+            let system =
+                System { bus, gpus, devices: tree.path("dev"), program: tree.path("program") };
             fs::set_permissions(&system.program, fs::Permissions::from_mode(0o755)).unwrap();
             Self { tree, system }
         }
@@ -194,7 +205,8 @@ mod tests {
         let machine = Machine::new();
         machine.plug("0000:3b:00.0", "0x10de\n", "0x030200\n");
         for (place, minor) in [("0000:3b:00.0", 0), ("0000:af:00.0", 1)] {
-            let text = format!("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-1\nDevice Minor: \t {minor}\n");
+            let text =
+                format!("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-1\nDevice Minor: \t {minor}\n");
             machine.tree.write(&format!("gpus/{place}/information"), &text);
         }
         assert_eq!((machine.system.has_driver(), machine.system.gap()), (false, None));
@@ -204,7 +216,12 @@ mod tests {
         machine.tree.write("dev/nvidia1", "");
         assert!(machine.system.has_driver());
         let gap = machine.system.gap().unwrap();
-        assert!(gap.contains("/nvidia-uvm', which does not exist: `nvidia-modprobe -u -c=0` creates it"), "{gap}");
+        assert!(
+            gap.contains(
+                "/nvidia-uvm', which does not exist: `nvidia-modprobe -u -c=0` creates it"
+            ),
+            "{gap}"
+        );
         machine.tree.write("dev/nvidia-uvm", "");
         assert_eq!((machine.runs(), machine.system.gap()), (Vec::new(), None));
     }
@@ -214,7 +231,11 @@ mod tests {
         let machine = Machine::new();
         machine.plug("0000:00:1f.0", "0x8086\n", "0x030000\n");
         machine.plug("0000:01:00.1", "0x10de\n", "0x040300\n");
-        assert_eq!(machine.runs(), Vec::<String>::new(), "another vendor's GPU, and a sound device");
+        assert_eq!(
+            machine.runs(),
+            Vec::<String>::new(),
+            "another vendor's GPU, and a sound device"
+        );
         machine.plug("0000:01:00.0", "0x10de\n", "0x030000\n");
         assert_eq!(machine.runs(), ["-c=255", "-u -c=0"]);
         fs::remove_file(&machine.system.program).unwrap();

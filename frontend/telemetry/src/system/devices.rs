@@ -1,8 +1,9 @@
 //! The GPUs of instances: lists them, prepares processes to run on them, and detects lost ones.
 //!
-//! Devices have the numbers that CUDA gives them in this process: their order on the bus, or the order of `CUDA_VISIBLE_DEVICES`.
-//! Workers and probes of client memory use the same numbers. The driver is queried when an instance starts, in separate threads
-//! and with a timeout, because it may hang when a device falls off the bus.
+//! Devices have the numbers that CUDA gives them in this process: their order on the bus, or the
+//! order of `CUDA_VISIBLE_DEVICES`. Workers and probes of client memory use the same numbers. The
+//! driver is queried when an instance starts, in separate threads and with a timeout, because it
+//! may hang when a device falls off the bus.
 
 mod cpus;
 mod visible;
@@ -26,7 +27,8 @@ use visible::VisibleDevices;
 /// The interval at which devices in use are checked.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// The maximum number of concurrent queries of the driver, and so of threads that wait for one that hangs.
+/// The maximum number of concurrent queries of the driver, and so of threads that wait for one that
+/// hangs.
 const QUESTIONS: usize = 8;
 
 /// The environment of a process that uses a device as its device 0 and runs near it.
@@ -49,7 +51,8 @@ pub struct ChosenDevice {
 pub struct DeviceRequest {
     /// The device.
     pub number: u32,
-    /// The index of the instance among the instances of its group on this device: MIG devices are assigned in turn.
+    /// The index of the instance among the instances of its group on this device: MIG devices are
+    /// assigned in turn.
     pub turn: u32,
     /// Whether a model is being loaded, so that `--model-load-gpu-limit` applies.
     pub loading: bool,
@@ -79,7 +82,8 @@ struct Watched {
 }
 
 impl Devices {
-    /// Lists the devices of this machine, without devices that `visible`, the value of `CUDA_VISIBLE_DEVICES`, hides.
+    /// Lists the devices of this machine, without devices that `visible`, the value of
+    /// `CUDA_VISIBLE_DEVICES`, hides.
     pub fn new(
         gpus: Option<Arc<Gpus>>,
         visible: Option<&str>,
@@ -88,9 +92,9 @@ impl Devices {
     ) -> Arc<Self> {
         let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let shown = VisibleDevices::new(found, visible);
-        let (usable, unusable) = shown
-            .numbers()
-            .partition(|number| shown_of(&shown, found, *number).is_some_and(|found| found.error.is_none()));
+        let (usable, unusable) = shown.numbers().partition(|number| {
+            shown_of(&shown, found, *number).is_some_and(|found| found.error.is_none())
+        });
         let devices = Self {
             usable,
             unusable,
@@ -111,19 +115,24 @@ impl Devices {
         if let Some(visible) = visible.filter(|_| !found.is_empty()) {
             let mut devices = Vec::new();
             for number in self.shown.numbers() {
-                let uuid = self.found(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?");
+                let uuid =
+                    self.found(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?");
                 devices.push(format!("{number} is {uuid}"));
             }
             let shown = joined(&devices, "none are visible");
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {
-            let error = self.found(*number).and_then(|found| found.error.as_deref()).unwrap_or_default();
+            let error =
+                self.found(*number).and_then(|found| found.error.as_deref()).unwrap_or_default();
             tracing::warn!("GPU {number} cannot be used: {error}");
         }
         let here: Vec<u32> = self.shown.numbers().collect();
         for number in self.limits.keys().filter(|number| !here.contains(number)) {
-            tracing::warn!("--model-load-gpu-limit names GPU {number}, which does not exist; existing GPUs: {here:?}");
+            tracing::warn!(
+                "--model-load-gpu-limit names GPU {number}, which does not exist; existing GPUs: \
+                 {here:?}"
+            );
         }
     }
 
@@ -142,12 +151,16 @@ impl Devices {
         self.shown.numbers()
     }
 
-    /// Returns the UUIDs of the devices at the start by number, without devices that could not be read.
+    /// Returns the UUIDs of the devices at the start by number, without devices that could not be
+    /// read.
     pub fn uuids(&self) -> BTreeMap<u32, String> {
-        self.numbers().filter_map(|number| Some((number, self.found(number)?.uuid.clone()?))).collect()
+        self.numbers()
+            .filter_map(|number| Some((number, self.found(number)?.uuid.clone()?)))
+            .collect()
     }
 
-    /// Returns the bytes of a device's memory, if the device reported them at the start; in MIG mode, the sum of its MIG devices.
+    /// Returns the bytes of a device's memory, if the device reported them at the start; in MIG
+    /// mode, the sum of its MIG devices.
     pub fn total_memory(&self, number: u32) -> Option<u64> {
         self.found(number)?.memory
     }
@@ -156,7 +169,8 @@ impl Devices {
         shown_of(&self.shown, self.gpus.as_ref()?.found(), number)
     }
 
-    /// Returns the memory of the processes on the devices; empty if the driver does not respond in time.
+    /// Returns the memory of the processes on the devices; empty if the driver does not respond in
+    /// time.
     pub async fn process_memory(&self) -> ProcessMemory {
         let Some(gpus) = self.gpus.clone() else { return ProcessMemory::default() };
         let asked = async {
@@ -164,8 +178,13 @@ impl Devices {
             let question = self.questions.clone().acquire_owned().await.ok();
             blocking::run(move || (gpus.processes(), question).0).await
         };
-        let found = timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default();
-        ProcessMemory::new(found.into_iter().filter_map(|(bus, processes)| Some((self.number_of(bus)?, processes))))
+        let found =
+            timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default();
+        ProcessMemory::new(
+            found
+                .into_iter()
+                .filter_map(|(bus, processes)| Some((self.number_of(bus)?, processes))),
+        )
     }
 
     /// Returns the devices that were usable at the start, for instances that may run on any.
@@ -178,14 +197,19 @@ impl Devices {
         &self.unusable
     }
 
-    /// Returns the environment of a process that will run on a device, and checks the device from now on.
+    /// Returns the environment of a process that will run on a device, and checks the device from
+    /// now on.
     ///
     /// # Errors
-    /// The device cannot be used, or too much of its memory is in use; the text lists the usable devices.
+    /// The device cannot be used, or too much of its memory is in use; the text lists the usable
+    /// devices.
     pub async fn choose(self: &Arc<Self>, wanted: DeviceRequest) -> Result<ChosenDevice, String> {
         let devices = self.clone();
         let gpu = wanted.number;
-        let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
+        let gpus = self
+            .gpus
+            .clone()
+            .ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
         let asked = async {
             // Held until the driver responds, even after the timeout.
             let question = self.questions.clone().acquire_owned().await.ok();
@@ -196,7 +220,9 @@ impl Devices {
             Ok(Err(error)) => return Err(format!("GPU {gpu} cannot be used: {error}")),
             Err(_) => {
                 let seconds = DRIVER_TIMEOUT.as_secs();
-                return Err(format!("GPU {gpu} cannot be used: the driver did not respond within {seconds} s"));
+                return Err(format!(
+                    "GPU {gpu} cannot be used: the driver did not respond within {seconds} s"
+                ));
             }
         };
         self.watch(gpu);
@@ -215,19 +241,27 @@ impl Devices {
         let found: BTreeMap<u32, Result<Usable, String>> =
             self.shown.numbers().map(|number| (number, self.query(gpus, number))).collect();
         let refused = |name: &str, why: &str| {
-            let usable = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
+            let usable = found
+                .iter()
+                .filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
             let usable = joined(&usable.collect::<Vec<_>>(), "none");
             format!("{name} cannot be used: {why}; GPUs that can be used: {usable}")
         };
         let own = match found.get(&number) {
             Some(Ok(own)) => own,
-            Some(Err(why)) => return Err(refused(&format!("GPU {number}{}", self.called(gpus, number)), why)),
+            Some(Err(why)) => {
+                return Err(refused(&format!("GPU {number}{}", self.called(gpus, number)), why));
+            }
             None => return Err(refused(&format!("GPU {number}"), "it does not exist")),
         };
         let (uuid, memory) = part(own, wanted.turn);
         self.check_limit(wanted, memory)?;
-        let mut chosen =
-            ChosenDevice { number, uuid: uuid.to_owned(), visible: vec![number], ..ChosenDevice::default() };
+        let mut chosen = ChosenDevice {
+            number,
+            uuid: uuid.to_owned(),
+            visible: vec![number],
+            ..ChosenDevice::default()
+        };
         let mut uuids = vec![uuid];
         // A process sees one MIG device, and then nothing else.
         if own.mig.is_none() {
@@ -258,17 +292,24 @@ impl Devices {
 
     /// Returns the UUID that a device had at the start, in parentheses.
     fn called(&self, gpus: &Gpus, number: u32) -> String {
-        let uuid = shown_of(&self.shown, gpus.found(), number).and_then(|found| found.uuid.as_ref());
+        let uuid =
+            shown_of(&self.shown, gpus.found(), number).and_then(|found| found.uuid.as_ref());
         uuid.map(|uuid| format!(" ({uuid})")).unwrap_or_default()
     }
 
     /// # Errors
-    /// More of the device's memory is in use than the limit for loading a model allows; the text begins as Triton's.
+    /// More of the device's memory is in use than the limit for loading a model allows; the text
+    /// begins as Triton's.
     fn check_limit(&self, wanted: DeviceRequest, memory: Option<GpuMemory>) -> Result<(), String> {
         let number = wanted.number;
-        let Some(limit) = self.limits.get(&number).filter(|_| wanted.loading) else { return Ok(()) };
+        let Some(limit) = self.limits.get(&number).filter(|_| wanted.loading) else {
+            return Ok(());
+        };
         let Some(GpuMemory { total, used }) = memory.filter(|memory| memory.total > 0) else {
-            tracing::warn!("GPU {number} does not report its memory in use: --model-load-gpu-limit is not enforced");
+            tracing::warn!(
+                "GPU {number} does not report its memory in use: --model-load-gpu-limit is not \
+                 enforced"
+            );
             return Ok(());
         };
         let share = used as f64 / total as f64;
@@ -276,8 +317,8 @@ impl Devices {
             return Ok(());
         }
         Err(format!(
-            "memory limit set for GPU {number} has exceeded, model loading is rejected: {used} of {total} bytes are in use \
-             ({:.1} %), --model-load-gpu-limit allows {:.1} %",
+            "memory limit set for GPU {number} has exceeded, model loading is rejected: {used} of \
+             {total} bytes are in use ({:.1} %), --model-load-gpu-limit allows {:.1} %",
             share * 100.0,
             limit * 100.0
         ))
@@ -291,7 +332,9 @@ impl Devices {
         drop(watched);
         if is_first {
             let devices = Arc::downgrade(self);
-            let watch = std::thread::Builder::new().name("watch-gpus".to_owned()).spawn(move || watch(&devices));
+            let watch = std::thread::Builder::new()
+                .name("watch-gpus".to_owned())
+                .spawn(move || watch(&devices));
             if let Err(error) = watch {
                 tracing::error!("cannot start the thread that detects lost GPUs: {error}");
             }

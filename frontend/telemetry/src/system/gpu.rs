@@ -1,7 +1,8 @@
 //! NVIDIA devices, through the driver's management library (NVML), which is loaded if present.
 //!
-//! Values that a device does not support or may not report are left out. A device in MIG mode mostly reports only its memory, so
-//! its MIG devices are also read, each under its UUID. Power and temperature are always values of the whole device.
+//! Values that a device does not support or may not report are left out. A device in MIG mode
+//! mostly reports only its memory, so its MIG devices are also read, each under its UUID. Power and
+//! temperature are always values of the whole device.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -67,7 +68,8 @@ pub struct GpuReading {
     /// Whether it is a MIG device.
     pub(crate) mig: bool,
     pub(crate) uuid: String,
-    /// The share of the time in which a kernel ran, 0 to 1, over the driver's last interval (1/6 s to 1 s).
+    /// The share of the time in which a kernel ran, 0 to 1, over the driver's last interval (1/6 s
+    /// to 1 s).
     pub utilization: Option<f64>,
     /// The share of the time in which memory was read or written, 0 to 1, over the same interval.
     pub bandwidth: Option<f64>,
@@ -81,11 +83,12 @@ pub struct GpuReading {
     pub(crate) energy: Option<f64>,
     /// Degrees Celsius.
     pub(crate) temperature: Option<f64>,
-    /// Process ids and the bytes of their memory here. In a container with a PID namespace, the driver may report ids of the
-    /// host, which match no process here.
+    /// Process ids and the bytes of their memory here. In a container with a PID namespace, the
+    /// driver may report ids of the host, which match no process here.
     pub(crate) processes: Vec<(u32, u64)>,
-    /// Process ids and the share of the time since the last reading in which their kernels ran here, 0 to 1, for all processes
-    /// that compute here; `None` if the device does not report it. The ids are as above.
+    /// Process ids and the share of the time since the last reading in which their kernels ran
+    /// here, 0 to 1, for all processes that compute here; `None` if the device does not report it.
+    /// The ids are as above.
     pub(crate) kernels: Option<Vec<(u32, f64)>>,
 }
 
@@ -102,11 +105,13 @@ const CLOCKS_APART: u64 = 1_000_000;
 /// A device number, with the readings of the device and its MIG devices, or why it cannot be read.
 pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
 
-/// The time of the last sample of process utilization that was read, by device UUID: microseconds of the driver's clock.
+/// The time of the last sample of process utilization that was read, by device UUID: microseconds
+/// of the driver's clock.
 pub(crate) type LastSamples = BTreeMap<String, u64>;
 
 impl Gpus {
-    /// Loads `library`, or the system's `libnvidia-ml.so.1`. May take seconds if the driver has to wake its devices.
+    /// Loads `library`, or the system's `libnvidia-ml.so.1`. May take seconds if the driver has to
+    /// wake its devices.
     ///
     /// # Errors
     /// The library or the driver is missing, or may not be used.
@@ -134,7 +139,8 @@ impl Gpus {
     pub(crate) fn usable(&self, number: u32) -> Result<Usable, String> {
         let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
         let uuid = device.uuid().map_err(|error| text(&error))?;
-        let was = usize::try_from(number).ok().and_then(|number| self.found.get(number)?.uuid.as_ref());
+        let was =
+            usize::try_from(number).ok().and_then(|number| self.found.get(number)?.uuid.as_ref());
         if let Some(was) = was.filter(|was| **was != uuid) {
             return Err(format!("its UUID changed from {was} to {uuid}"));
         }
@@ -144,7 +150,9 @@ impl Gpus {
             return Err(reason);
         }
         self.check_capability(&device)?;
-        let parts = mig_devices(&device).into_iter().filter_map(|part| Some((part.uuid().ok()?, memory_of(&part))));
+        let parts = mig_devices(&device)
+            .into_iter()
+            .filter_map(|part| Some((part.uuid().ok()?, memory_of(&part))));
         let mig = in_mig_mode(&device).then(|| parts.collect::<Vec<_>>());
         let bus = device.pci_info().ok().and_then(|place| bus_id(&place.bus_id));
         Ok(Usable { uuid, bus, memory, mig, cpus: cpus(&device) })
@@ -155,9 +163,13 @@ impl Gpus {
     fn check_capability(&self, device: &Device<'_>) -> Result<(), String> {
         let Capability { major, minor } = self.minimum;
         match device.cuda_compute_capability() {
-            Ok(here) if (i64::from(here.major), i64::from(here.minor)) < (i64::from(major), i64::from(minor)) => {
+            Ok(here)
+                if (i64::from(here.major), i64::from(here.minor))
+                    < (i64::from(major), i64::from(minor)) =>
+            {
                 Err(format!(
-                    "its compute capability is {}.{}, below --min-supported-compute-capability={major}.{minor}",
+                    "its compute capability is {}.{}, below \
+                     --min-supported-compute-capability={major}.{minor}",
                     here.major, here.minor
                 ))
             }
@@ -168,7 +180,8 @@ impl Gpus {
     /// Checks that a device is still usable.
     ///
     /// # Errors
-    /// The device is lost; the text is the driver's. Values that the device does not report are ignored.
+    /// The device is lost; the text is the driver's. Values that the device does not report are
+    /// ignored.
     pub(crate) fn check(&self, number: u32) -> Result<(), String> {
         let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
         let mut values = Values::default();
@@ -179,14 +192,16 @@ impl Gpus {
 
     /// Describes the number of devices and the driver's version.
     pub(crate) fn describe(&self) -> String {
-        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "version unknown".to_owned());
+        let version =
+            self.nvml.sys_driver_version().unwrap_or_else(|_| "version unknown".to_owned());
         match self.nvml.device_count() {
             Ok(count) => format!("{count} (driver {version})"),
             Err(error) => format!("unknown number: {error} (driver {version})"),
         }
     }
 
-    /// Reads every device. Process utilization covers the samples after those in `seen`, which is updated.
+    /// Reads every device. Process utilization covers the samples after those in `seen`, which is
+    /// updated.
     ///
     /// # Errors
     /// The library does not respond.
@@ -200,7 +215,8 @@ impl Gpus {
         Ok(readings)
     }
 
-    /// Returns the memory of the processes on each device by its number, without devices that cannot be read.
+    /// Returns the memory of the processes on each device by its number, without devices that
+    /// cannot be read.
     pub(crate) fn processes(&self) -> Vec<(u32, GpuProcesses)> {
         let numbers = 0..self.nvml.device_count().unwrap_or(0);
         numbers.filter_map(|number| Some((number, self.processes_on(number).ok()?))).collect()
@@ -224,7 +240,11 @@ impl Gpus {
 }
 
 /// Reads a device and its MIG devices.
-fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<GpuReading>, String> {
+fn read(
+    device: &Device<'_>,
+    index: u32,
+    seen: &mut LastSamples,
+) -> Result<Vec<GpuReading>, String> {
     let parts = mig_devices(device);
     // In MIG mode, the device would report the processes of its MIG devices again.
     let (whole, values) = read_values(device, parts.is_empty().then_some(&mut *seen))?;
@@ -240,13 +260,19 @@ fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<G
 }
 
 /// Reads the values that devices and MIG devices share; with `seen`, also the values of processes.
-fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(GpuReading, Values), String> {
+fn read_values(
+    device: &Device<'_>,
+    seen: Option<&mut LastSamples>,
+) -> Result<(GpuReading, Values), String> {
     let uuid = device.uuid().map_err(|error| text(&error))?;
     let mut values = Values::default();
     let rates = values.take(device.utilization_rates());
     let memory = memory(device, &mut values);
-    let processes =
-        seen.is_some().then(|| values.take(device.running_compute_processes())).flatten().unwrap_or_default();
+    let processes = seen
+        .is_some()
+        .then(|| values.take(device.running_compute_processes()))
+        .flatten()
+        .unwrap_or_default();
     let since = seen.map(|seen| seen.entry(uuid.clone()).or_default());
     let kernels = since.and_then(|since| values.take(kernels(device, &processes, since)));
     let reading = GpuReading {
@@ -262,16 +288,24 @@ fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(G
 }
 
 /// Reads the values that only whole devices have.
-fn read_board(device: &Device<'_>, reading: &mut GpuReading, mut values: Values) -> Result<(), String> {
+fn read_board(
+    device: &Device<'_>,
+    reading: &mut GpuReading,
+    mut values: Values,
+) -> Result<(), String> {
     reading.power = values.take(device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3);
-    reading.power_limit = values.take(device.enforced_power_limit()).map(|milliwatts| f64::from(milliwatts) / 1e3);
-    reading.energy = values.take(device.total_energy_consumption()).map(|millijoules| millijoules as f64 / 1e3);
+    reading.power_limit =
+        values.take(device.enforced_power_limit()).map(|milliwatts| f64::from(milliwatts) / 1e3);
+    reading.energy =
+        values.take(device.total_energy_consumption()).map(|millijoules| millijoules as f64 / 1e3);
     reading.temperature = values.take(device.temperature(TemperatureSensor::Gpu)).map(f64::from);
     values.verdict()
 }
 
 fn memory(device: &Device<'_>, values: &mut Values) -> Option<GpuMemory> {
-    values.take(device.memory_info()).map(|memory| GpuMemory { total: memory.total, used: memory.used })
+    values
+        .take(device.memory_info())
+        .map(|memory| GpuMemory { total: memory.total, used: memory.used })
 }
 
 fn memory_of(device: &Device<'_>) -> Option<GpuMemory> {
@@ -293,7 +327,8 @@ impl Found {
 }
 
 /// The error for a device in MIG mode without MIG devices.
-pub(super) const NO_PARTS: &str = "it is in MIG mode and has no MIG devices; `nvidia-smi mig` creates them";
+pub(super) const NO_PARTS: &str =
+    "it is in MIG mode and has no MIG devices; `nvidia-smi mig` creates them";
 
 /// The number of words in a processor mask: as many processors as a process can be bound to.
 const CPU_WORDS: usize = 1024 / 64;
@@ -302,7 +337,10 @@ const CPU_WORDS: usize = 1024 / 64;
 fn cpus(device: &Device<'_>) -> Vec<usize> {
     let words = device.cpu_affinity(CPU_WORDS).unwrap_or_default();
     let bits = words.iter().zip((0..).step_by(64));
-    bits.flat_map(|(word, first)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)).collect()
+    bits.flat_map(|(word, first)| {
+        (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+    })
+    .collect()
 }
 
 /// Converts a bus address from the driver's form, `00000000:3B:00.0`, to the form of `/sys`.
@@ -340,21 +378,29 @@ fn bytes_of(process: &ProcessInfo) -> Option<u64> {
     }
 }
 
-/// Returns the shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which is
-/// set to the last sample's time. The driver has samples only for active processes; others have a share of 0. Samples are
-/// stamped by the wall clock: stamps in the future are from before the clock was set back.
-fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> Result<Vec<(u32, f64)>, NvmlError> {
+/// Returns the shares of the time in which kernels of processes ran on a device: means of the
+/// samples after `since`, which is set to the last sample's time. The driver has samples only for
+/// active processes; others have a share of 0. Samples are stamped by the wall clock: stamps in the
+/// future are from before the clock was set back.
+fn kernels(
+    device: &Device<'_>,
+    processes: &[ProcessInfo],
+    since: &mut u64,
+) -> Result<Vec<(u32, f64)>, NvmlError> {
     let now = clock::wall_ns() / 1000;
     *since = now.min(*since);
     let samples = match device.process_utilization_stats(*since) {
         Err(NvmlError::NotFound) => Vec::new(),
         result => result?,
     };
-    let mut found: BTreeMap<u32, Vec<u32>> = processes.iter().map(|process| (process.pid, Vec::new())).collect();
+    let mut found: BTreeMap<u32, Vec<u32>> =
+        processes.iter().map(|process| (process.pid, Vec::new())).collect();
     let before = *since;
     // Drivers are known to return old samples and uninitialized entries.
     let fresh = before + 1..=now.saturating_add(CLOCKS_APART);
-    for sample in samples.iter().filter(|sample| fresh.contains(&sample.timestamp) && sample.sm_util <= 100) {
+    for sample in
+        samples.iter().filter(|sample| fresh.contains(&sample.timestamp) && sample.sm_util <= 100)
+    {
         found.entry(sample.pid).or_default().push(sample.sm_util);
         *since = sample.timestamp.max(*since);
     }
@@ -381,8 +427,18 @@ impl Values {
         use NvmlError::*;
         match &result {
             Ok(_) => self.read = true,
-            Err(NotSupported | NoPermission | FailedToLoadSymbol(_) | InvalidArg | NotFound | NoData) => {}
-            Err(error @ (GpuLost | ResetRequired | Uninitialized | DriverNotLoaded | LibRmVersionMismatch)) => {
+            Err(
+                NotSupported
+                | NoPermission
+                | FailedToLoadSymbol(_)
+                | InvalidArg
+                | NotFound
+                | NoData,
+            ) => {}
+            Err(
+                error @ (GpuLost | ResetRequired | Uninitialized | DriverNotLoaded
+                | LibRmVersionMismatch),
+            ) => {
                 self.gone.get_or_insert_with(|| text(error));
             }
             Err(error) => {
@@ -392,7 +448,8 @@ impl Values {
         result.ok()
     }
 
-    /// Returns an error if the device is lost, or if no value could be read and one failed for an unusual reason.
+    /// Returns an error if the device is lost, or if no value could be read and one failed for an
+    /// unusual reason.
     fn verdict(self) -> Result<(), String> {
         match self.gone.or(self.odd.filter(|_| !self.read)) {
             Some(reason) => Err(reason),

@@ -30,7 +30,8 @@ pub(crate) struct Disk {
 /// A reading of the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HostReading {
-    /// The share of the processors (of the container's quota) that was busy since the last reading, 0 to 1.
+    /// The share of the processors (of the container's quota) that was busy since the last
+    /// reading, 0 to 1.
     pub(crate) cpu: Option<f64>,
     pub(crate) memory: Memory,
     pub(crate) disk: Option<Disk>,
@@ -44,12 +45,14 @@ impl Host {
         Ok(Self { system: System::new()?, container, read: false })
     }
 
-    /// Reads everything; processors over the time since the last call. Within [`sysinfo::MINIMUM_CPU_UPDATE_INTERVAL`] of the
-    /// last call, the machine's processors keep their value.
+    /// Reads everything; processors over the time since the last call. Within
+    /// [`sysinfo::MINIMUM_CPU_UPDATE_INTERVAL`] of the last call, the machine's processors keep
+    /// their value.
     pub(crate) fn read(&mut self, now: Instant) -> HostReading {
         self.system.refresh_cpu_usage();
         self.system.refresh_memory();
-        let machine = Memory { total: self.system.total_memory(), available: self.system.available_memory() };
+        let machine =
+            Memory { total: self.system.total_memory(), available: self.system.available_memory() };
         let whole = f64::from(self.system.global_cpu_usage()) / 100.0;
         let cpu = match self.container.cpu(now, self.system.cpus().len()) {
             Quota::None => self.read.then_some(whole.clamp(0.0, 1.0)),
@@ -57,11 +60,16 @@ impl Host {
             Quota::Used(share) => Some(share),
         };
         self.read = true;
-        HostReading { cpu, memory: self.container.memory(machine.total).unwrap_or(machine), disk: disk(Path::new("/")) }
+        HostReading {
+            cpu,
+            memory: self.container.memory(machine.total).unwrap_or(machine),
+            disk: disk(Path::new("/")),
+        }
     }
 }
 
-/// Returns the file system of a path. sysinfo would walk all mounts and count root's reserve as used.
+/// Returns the file system of a path. sysinfo would walk all mounts and count root's reserve as
+/// used.
 fn disk(path: &Path) -> Option<Disk> {
     let all = statvfs(path).ok()?;
     let used = all.f_blocks.saturating_sub(all.f_bfree) * all.f_frsize;
@@ -83,7 +91,10 @@ mod tests {
         let mut host = Host::new(&roots(&Tree::new())).unwrap();
         let first = host.read(at_ms(0));
         assert_eq!(first.cpu, None, "no interval yet");
-        assert!(first.memory.total > 1 << 20 && first.memory.available <= first.memory.total, "{first:?}");
+        assert!(
+            first.memory.total > 1 << 20 && first.memory.available <= first.memory.total,
+            "{first:?}"
+        );
         let disk = first.disk.unwrap();
         assert!(disk.used > 0 && disk.available < 1 << 60, "{disk:?}");
         // Keeps a processor busy for sysinfo's minimum interval.
@@ -104,7 +115,10 @@ mod tests {
         tree.write("cgroup/cpu.stat", "usage_usec 0\n");
         let mut host = Host::new(&roots(&tree)).unwrap();
         let first = host.read(at_ms(0));
-        assert_eq!((first.cpu, first.memory), (None, Memory { total: 1 << 20, available: 786_432 }));
+        assert_eq!(
+            (first.cpu, first.memory),
+            (None, Memory { total: 1 << 20, available: 786_432 })
+        );
         assert_eq!(first.memory.used(), 262_144);
         tree.write("cgroup/cpu.stat", "usage_usec 125000\n");
         assert_eq!(host.read(at_ms(1_000)).cpu, Some(0.25));

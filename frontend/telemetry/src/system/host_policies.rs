@@ -30,13 +30,16 @@ pub enum Processors {
 pub struct HostPolicies(BTreeMap<String, Vec<usize>>);
 
 impl HostPolicies {
-    /// Resolves the settings of the command line on this machine; `nodes` is the system's directory of NUMA nodes. Returns a
-    /// warning for each policy without a processor that this process may use.
+    /// Resolves the settings of the command line on this machine; `nodes` is the system's directory
+    /// of NUMA nodes. Returns a warning for each policy without a processor that this process may
+    /// use.
     pub fn new(given: &[HostPolicy], nodes: &Path) -> (Self, Vec<String>) {
         let mut all = BTreeMap::new();
         let mut warnings = Vec::new();
-        let of_nodes = given.iter().filter(|policy| matches!(policy.processors, Processors::Node(_)));
-        let of_cores = given.iter().filter(|policy| matches!(policy.processors, Processors::Cores(_)));
+        let of_nodes =
+            given.iter().filter(|policy| matches!(policy.processors, Processors::Node(_)));
+        let of_cores =
+            given.iter().filter(|policy| matches!(policy.processors, Processors::Cores(_)));
         // cpu-cores overrides numa-node; among equal settings, the last one counts.
         for HostPolicy { name, processors } in of_nodes.chain(of_cores) {
             let (listed, what) = match processors {
@@ -46,7 +49,8 @@ impl HostPolicies {
             let usable = allowed(listed);
             if usable.is_empty() {
                 warnings.push(format!(
-                    "--host-policy={name},{what} has no effect: this process may use none of its processors"
+                    "--host-policy={name},{what} has no effect: this process may use none of its \
+                     processors"
                 ));
                 continue;
             }
@@ -104,8 +108,9 @@ mod tests {
 
     #[test]
     fn a_policy_resolves_to_its_cores_or_its_node() {
-        let first =
-            sched_getaffinity(None).map(|set| (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).unwrap()).unwrap();
+        let first = sched_getaffinity(None)
+            .map(|set| (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).unwrap())
+            .unwrap();
         let nodes = tempfile::tempdir().unwrap();
         fs::create_dir_all(nodes.path().join("node0")).unwrap();
         fs::write(nodes.path().join("node0/cpulist"), format!("{first},1023\n")).unwrap();
@@ -117,9 +122,15 @@ mod tests {
             policy("none", Processors::Cores(vec![1023])),
         ];
         let (policies, warnings) = HostPolicies::new(&given, nodes.path());
-        assert_eq!((policies.processors("both"), policies.processors("node")), (&[first][..], &[first][..]));
+        assert_eq!(
+            (policies.processors("both"), policies.processors("node")),
+            (&[first][..], &[first][..])
+        );
         assert_eq!((policies.has("none"), policies.processors("other")), (false, &[][..]));
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[1].starts_with("--host-policy=none,cpu-cores has no effect"), "{warnings:?}");
+        assert!(
+            warnings[1].starts_with("--host-policy=none,cpu-cores has no effect"),
+            "{warnings:?}"
+        );
     }
 }

@@ -53,7 +53,8 @@ impl LatestGpus {
         self.0.set(gpus, until);
     }
 
-    /// Returns the latest reading of a whole device. `None` without a recent one, because the driver may hang.
+    /// Returns the latest reading of a whole device. `None` without a recent one, because the
+    /// driver may hang.
     pub fn of(&self, number: u32, now: Instant) -> Option<GpuReading> {
         self.0.read(now, |gpus| gpus.iter().find(|gpu| gpu.index == number && !gpu.mig).cloned())
     }
@@ -69,7 +70,8 @@ impl LatestHost {
         self.0.set(host, until);
     }
 
-    /// Returns the busy fraction of the processors and the used fraction of the memory; `None` without a recent reading.
+    /// Returns the busy fraction of the processors and the used fraction of the memory; `None`
+    /// without a recent reading.
     pub fn utilization(&self, now: Instant) -> (Option<f64>, Option<f64>) {
         let fractions = self.0.read(now, |host| {
             let total = host.memory.total;
@@ -95,7 +97,10 @@ mod tests {
         latest.set(HostReading { cpu: Some(0.25), memory, disk: None }, at_ms(100));
         assert_eq!(latest.utilization(at_ms(100)), (Some(0.25), Some(0.75)));
         assert_eq!(latest.utilization(at_ms(101)), (None, None));
-        latest.set(HostReading { cpu: None, memory: Memory { total: 0, available: 0 }, disk: None }, at_ms(200));
+        latest.set(
+            HostReading { cpu: None, memory: Memory { total: 0, available: 0 }, disk: None },
+            at_ms(200),
+        );
         assert_eq!(latest.utilization(at_ms(150)), (None, None));
     }
 
@@ -103,7 +108,8 @@ mod tests {
     fn returns_readings_until_they_are_too_old() {
         let latest = LatestGpus::default();
         assert_eq!(latest.of(0, at_ms(0)), None, "nothing has been read");
-        let gpu = |index, mig| GpuReading { index, mig, utilization: Some(0.5), ..GpuReading::default() };
+        let gpu =
+            |index, mig| GpuReading { index, mig, utilization: Some(0.5), ..GpuReading::default() };
         latest.set(vec![gpu(0, false), gpu(1, true)], at_ms(100));
         assert_eq!(latest.of(0, at_ms(100)), Some(gpu(0, false)));
         assert_eq!(latest.of(1, at_ms(100)), None, "a MIG device is not the whole device");

@@ -15,12 +15,13 @@ use super::publish::Publisher;
 use super::{Gpus, Latest, Sampler, Settings, Worker, device_files};
 use pharos_os::clock;
 
-/// The time limit for the driver to answer a query when a model is loaded. After this time at the start, a log line says what this
-/// process waits for.
+/// The time limit for the driver to answer a query when a model is loaded. After this time at the
+/// start, a log line says what this process waits for.
 pub(super) const DRIVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time limit for the driver to wake its devices at the start. Without persistence mode it needs some seconds for each; without
-/// its answer, the server would not use GPUs until its next start.
+/// The time limit for the driver to wake its devices at the start. Without persistence mode it
+/// needs some seconds for each; without its answer, the server would not use GPUs until its next
+/// start.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The first interval: short, so that processor utilization is known soon after the start.
@@ -30,14 +31,15 @@ const FIRST: Duration = Duration::from_millis(250);
 pub trait Workers: Fn() -> Vec<(Worker, Option<u32>)> + Send + 'static {}
 impl<F: Fn() -> Vec<(Worker, Option<u32>)> + Send + 'static> Workers for F {}
 
-/// The polling thread. It ends after its current reading when this is dropped, which does not wait for it: the driver may hang.
+/// The polling thread. It ends after its current reading when this is dropped, which does not wait
+/// for it: the driver may hang.
 pub struct Polling {
     _stop: mpsc::Sender<()>,
 }
 
 impl Polling {
-    /// Starts reading into the cache; readings of GPUs and of the host also into `latest`. Starts no thread if the settings enable
-    /// no reading.
+    /// Starts reading into the cache; readings of GPUs and of the host also into `latest`. Starts
+    /// no thread if the settings enable no reading.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -59,7 +61,13 @@ impl Polling {
 }
 
 /// Reads until stopped. The second reading comes early, because processor utilization needs two.
-fn poll(settings: &Settings, cache: Arc<Cache>, latest: &Latest, workers: &impl Workers, stopped: &mpsc::Receiver<()>) {
+fn poll(
+    settings: &Settings,
+    cache: Arc<Cache>,
+    latest: &Latest,
+    workers: &impl Workers,
+    stopped: &mpsc::Receiver<()>,
+) {
     let mut sampler = Sampler::new(settings);
     let mut publisher = Publisher::new(cache);
     let mut read = |now: Instant, log: bool| {
@@ -85,13 +93,15 @@ fn poll(settings: &Settings, cache: Arc<Cache>, latest: &Latest, workers: &impl 
     }
 }
 
-/// Returns `due` plus `interval`, or `now` plus `interval` if that time has passed: missed readings are skipped.
+/// Returns `due` plus `interval`, or `now` plus `interval` if that time has passed: missed readings
+/// are skipped.
 fn next(due: Instant, now: Instant, interval: Duration) -> Instant {
     let next = due + interval;
     if next > now { next } else { now + interval }
 }
 
-/// Opens the driver's library, or `library` in its place. Logs one line with the GPUs, or why none can be used.
+/// Opens the driver's library, or `library` in its place. Logs one line with the GPUs, or why none
+/// can be used.
 pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> Option<Arc<Gpus>> {
     let (sender, found) = oneshot::channel();
     let named = library.is_some();
@@ -109,18 +119,29 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
             }
             return Some(Arc::new(gpus));
         }
-        Some(Ok(Err(reason))) if named => tracing::warn!("no GPUs: cannot use --nvml-library: {reason}"),
-        Some(Ok(Err(reason))) if device_files::has_driver() => {
-            tracing::warn!("no GPUs: NVIDIA's driver is here, but its management library cannot be used: {reason}");
+        Some(Ok(Err(reason))) if named => {
+            tracing::warn!("no GPUs: cannot use --nvml-library: {reason}")
         }
-        Some(Ok(Err(reason))) => tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}"),
+        Some(Ok(Err(reason))) if device_files::has_driver() => {
+            tracing::warn!(
+                "no GPUs: NVIDIA's driver is here, but its management library cannot be used: \
+                 {reason}"
+            );
+        }
+        Some(Ok(Err(reason))) => {
+            tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}")
+        }
         Some(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library panicked"),
-        None => tracing::warn!("no GPUs: the driver did not respond within {} s", WAKE_TIMEOUT.as_secs()),
+        None => tracing::warn!(
+            "no GPUs: the driver did not respond within {} s",
+            WAKE_TIMEOUT.as_secs()
+        ),
     }
     None
 }
 
-/// Returns the answer of the driver; `None` without an answer within `most`. Logs the wait after `usual`.
+/// Returns the answer of the driver; `None` without an answer within `most`. Logs the wait after
+/// `usual`.
 async fn answer<T>(
     mut found: oneshot::Receiver<T>,
     usual: Duration,
@@ -130,7 +151,8 @@ async fn answer<T>(
         return Some(answer);
     }
     tracing::info!(
-        "waiting for the driver of the GPUs, at most {} s; persistence mode (nvidia-persistenced) makes it faster",
+        "waiting for the driver of the GPUs, at most {} s; persistence mode (nvidia-persistenced) \
+         makes it faster",
         most.as_secs()
     );
     timeout(most.saturating_sub(usual), found).await.ok()
@@ -141,7 +163,8 @@ async fn answer<T>(
 mod tests {
     use super::*;
 
-    /// Returns what a driver answers that needs this time, with a usual time of 10 ms and a limit of 10 s.
+    /// Returns what a driver answers that needs this time, with a usual time of 10 ms and a limit
+    /// of 10 s.
     fn answered(after: Duration) -> Option<u32> {
         let (sender, found) = oneshot::channel();
         let wait = std::thread::spawn(move || {
@@ -161,7 +184,8 @@ mod tests {
         assert!(WAKE_TIMEOUT >= Duration::from_secs(60), "eight GPUs need up to a minute");
         let (_sender, found) = oneshot::channel::<u32>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let found = runtime.block_on(answer(found, Duration::from_millis(1), Duration::from_millis(20)));
+        let found =
+            runtime.block_on(answer(found, Duration::from_millis(1), Duration::from_millis(20)));
         assert!(found.is_none(), "it hangs");
     }
 }

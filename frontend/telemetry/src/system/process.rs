@@ -1,4 +1,5 @@
-//! Reads this process and the workers from `/proc/PID/stat` (proc_pid_stat(5)): one small file each; sysinfo reads four.
+//! Reads this process and the workers from `/proc/PID/stat` (proc_pid_stat(5)): one small file
+//! each; sysinfo reads four.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,20 +51,31 @@ impl Processes {
         })
     }
 
-    /// Reads the workers, each with the processor time since its last reading; a new process counts from its start.
+    /// Reads the workers, each with the processor time since its last reading; a new process counts
+    /// from its start.
     pub(crate) fn workers(&mut self, workers: &[(Worker, Option<u32>)]) -> Vec<WorkerReading> {
         let mut known = BTreeMap::new();
         let mut readings = Vec::with_capacity(workers.len());
         for (worker, pid) in workers {
-            let mut reading = WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
+            let mut reading = WorkerReading {
+                worker: worker.clone(),
+                pid: None,
+                cpu_seconds: 0.0,
+                resident_bytes: 0,
+            };
             let last = self.last.remove(worker);
-            let read = pid.and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
+            let read = pid
+                .and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
             match read {
-                // An ended worker has no reading, nor has a process that reuses its id: a worker leads its process group.
+                // An ended worker has no reading, nor has a process that reuses its id: a worker
+                // leads its process group.
                 Some((pid, stat)) if stat.group == pid => {
                     let same = last.filter(|last| last.pid == pid && last.start == stat.start);
                     let before = same.map_or(0, |last| last.ticks);
-                    known.insert(worker.clone(), KnownProcess { pid, start: stat.start, ticks: stat.ticks });
+                    known.insert(
+                        worker.clone(),
+                        KnownProcess { pid, start: stat.start, ticks: stat.ticks },
+                    );
                     reading.pid = Some(pid);
                     reading.cpu_seconds = seconds(stat.ticks.saturating_sub(before));
                     reading.resident_bytes = stat.resident_bytes;
@@ -77,24 +89,28 @@ impl Processes {
     }
 }
 
-/// Returns the resident memory of a process in bytes, and its start in seconds since 1970, if known.
+/// Returns the resident memory of a process in bytes, and its start in seconds since 1970, if
+/// known.
 pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
     let stat = Stat::read(&proc.join(format!("{pid}/stat")))?;
     let boot = sysinfo::System::boot_time().ok();
     Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
 }
 
-/// Returns the bytes that would become free if a worker ended: memory that only the worker has written, also if it was swapped out,
-/// and memory that the worker shares with this process (proc_pid_smaps(5)). Unchanged pages of files, which the kernel can drop, and
-/// memory that the worker still shares with its fork server are not included. `None` if the file cannot be read.
+/// Returns the bytes that would become free if a worker ended: memory that only the worker has
+/// written, also if it was swapped out, and memory that the worker shares with this process
+/// (proc_pid_smaps(5)). Unchanged pages of files, which the kernel can drop, and memory that the
+/// worker still shares with its fork server are not included. `None` if the file cannot be read.
 pub fn written_memory(proc: &Path, pid: u32) -> Option<u64> {
     let text = fs::read_to_string(proc.join(format!("{pid}/smaps_rollup"))).ok()?;
     let kilobytes = |key: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
         value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };
-    // This process has most pages of shared memory too, so the worker's proportional share is half of them.
-    let shared = kilobytes("Pss_Shmem").map(|share| 2 * share).or_else(|| kilobytes("Shared_Dirty"))?;
+    // This process has most pages of shared memory too, so the worker's proportional share is half
+    // of them.
+    let shared =
+        kilobytes("Pss_Shmem").map(|share| 2 * share).or_else(|| kilobytes("Shared_Dirty"))?;
     Some((kilobytes("Private_Dirty")? + shared + kilobytes("SwapPss")?) * 1024)
 }
 
@@ -116,7 +132,8 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The program's name, in parentheses, may contain anything, including parentheses and spaces.
+        // The program's name, in parentheses, may contain anything, including parentheses and
+        // spaces.
         let rest = text.rsplit_once(')')?.1;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         // Fields are counted from 1 in proc_pid_stat(5); the state, the first after the name, is 3.
@@ -134,10 +151,12 @@ fn seconds(ticks: u64) -> f64 {
     ticks as f64 / clock_ticks_per_second() as f64
 }
 
-/// Returns the number of open files. Since Linux 6.2 it is the size of the folder; older kernels need a listing.
+/// Returns the number of open files. Since Linux 6.2 it is the size of the folder; older kernels
+/// need a listing.
 fn open_files(folder: &Path) -> Option<u64> {
     let size = fs::metadata(folder).ok()?.len();
-    // A folder on a disk has a size too; only a folder of /proc has the number of files as its size.
+    // A folder on a disk has a size too; only a folder of /proc has the number of files as its
+    // size.
     let counted = size > 0 && folder.starts_with("/proc");
     if counted { Some(size) } else { Some(fs::read_dir(folder).ok()?.count() as u64) }
 }
@@ -149,10 +168,12 @@ mod tests {
     use super::*;
     use pharos::id::ModelVersion;
 
-    /// Formats a `stat` line: 8 fields between the process group and the times, 6 between them and the start.
+    /// Formats a `stat` line: 8 fields between the process group and the times, 6 between them and
+    /// the start.
     fn stat(group: u32, [user, system, start, pages]: [u64; 4]) -> String {
         format!(
-            "7 (a) b (c) S 1 {group} 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 {start} 99999 {pages} 0\n"
+            "7 (a) b (c) S 1 {group} 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 \
+             {start} 99999 {pages} 0\n"
         )
     }
 
@@ -162,9 +183,12 @@ mod tests {
 
     #[test]
     fn parses_a_stat_file_with_any_program_name() {
-        let expected = Stat { group: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
+        let expected =
+            Stat { group: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
         assert_eq!(Stat::parse(&stat(3, [10, 20, 500, 2])), Some(expected));
-        for broken in ["", "7 (x", "7 (x) S 1 2 3", "7 (x) S a b c d e f g h i j k l m n o p q r s t u v"] {
+        for broken in
+            ["", "7 (x", "7 (x) S 1 2 3", "7 (x) S a b c d e f g h i j k l m n o p q r s t u v"]
+        {
             assert_eq!(Stat::parse(broken), None, "{broken:?}");
         }
     }
@@ -199,14 +223,18 @@ mod tests {
     #[test]
     fn written_memory_is_private_or_shared_with_this_process() {
         let tree = Tree::new();
-        let text = "1000-2000 ---p 00000000 00:00 0  [rollup]\nRss:  900 kB\nPss_Shmem:  7 kB\nShared_Clean:  400 kB\n\
-                    Shared_Dirty:  120 kB\nPrivate_Clean:  80 kB\nPrivate_Dirty:  300 kB\nSwap:  50 kB\nSwapPss:  5 kB\n";
+        let text = "1000-2000 ---p 00000000 00:00 0  [rollup]\nRss:  900 kB\nPss_Shmem:  7 \
+                    kB\nShared_Clean:  400 kB\nShared_Dirty:  120 kB\nPrivate_Clean:  80 \
+                    kB\nPrivate_Dirty:  300 kB\nSwap:  50 kB\nSwapPss:  5 kB\n";
         tree.write("proc/10/smaps_rollup", text);
         // A kernel without this field, and a broken file.
         tree.write("proc/11/smaps_rollup", &text.replace("Pss_Shmem:  7 kB\n", ""));
         tree.write("proc/12/smaps_rollup", &text.replace("300 kB", "300"));
         let read = |pid| written_memory(&tree.path("proc"), pid);
-        assert_eq!([read(10), read(11), read(12), read(13)], [Some(319 * 1024), Some(425 * 1024), None, None]);
+        assert_eq!(
+            [read(10), read(11), read(12), read(13)],
+            [Some(319 * 1024), Some(425 * 1024), None, None]
+        );
     }
 
     #[test]
@@ -219,13 +247,19 @@ mod tests {
         assert_eq!(read(Some(10)).cpu_seconds, 100.0 / ticks, "from its start");
         tree.write("proc/10/stat", &stat(10, [150, 10, 500, 1]));
         assert_eq!(read(Some(10)).cpu_seconds, 60.0 / ticks);
-        assert_eq!(read(None), WorkerReading { worker: worker("m_0"), pid: None, cpu_seconds: 0.0, resident_bytes: 0 });
+        assert_eq!(
+            read(None),
+            WorkerReading { worker: worker("m_0"), pid: None, cpu_seconds: 0.0, resident_bytes: 0 }
+        );
         assert_eq!(read(Some(10)).cpu_seconds, 0.0, "the same process, not counted twice");
         tree.write("proc/10/stat", &stat(10, [5, 0, 900, 1]));
         assert_eq!(read(Some(10)).cpu_seconds, 5.0 / ticks, "a new process with the same id");
         tree.write("proc/11/stat", &stat(11, [3, 0, 950, 4]));
         let other = read(Some(11));
-        assert_eq!((other.cpu_seconds, other.resident_bytes), (3.0 / ticks, 4 * page_size() as u64));
+        assert_eq!(
+            (other.cpu_seconds, other.resident_bytes),
+            (3.0 / ticks, 4 * page_size() as u64)
+        );
     }
 
     #[test]
@@ -234,6 +268,9 @@ mod tests {
         tree.write("proc/10/stat", &stat(1, [100, 0, 500, 1]));
         let mut processes = Processes::new(&tree.path("proc"), None);
         let read = processes.workers(&[(worker("m_0"), Some(10)), (worker("m_1"), Some(11))]);
-        assert!(read.iter().all(|reading| reading.pid.is_none() && reading.cpu_seconds == 0.0), "{read:?}");
+        assert!(
+            read.iter().all(|reading| reading.pid.is_none() && reading.cpu_seconds == 0.0),
+            "{read:?}"
+        );
     }
 }

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The memory that processes use, by the number of the GPU. GPUs that could not be read are left out.
+/// The memory that processes use, by the number of the GPU. GPUs that could not be read are left
+/// out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMemory(BTreeMap<u32, GpuProcesses>);
 
 /// The processes on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GpuProcesses {
-    /// Process ids with their bytes; a process on several MIG devices has several entries. `None` if the driver does not report them.
+    /// Process ids with their bytes; a process on several MIG devices has several entries. `None`
+    /// if the driver does not report them.
     pub(crate) processes: Vec<(u32, Option<u64>)>,
 }
 
@@ -26,8 +28,9 @@ impl ProcessMemory {
 }
 
 impl GpuProcesses {
-    /// Returns the bytes of some processes. In a container with a PID namespace, the driver may report ids of the host: if none of
-    /// the ids is known, and some ids are of no process here, the bytes are not known.
+    /// Returns the bytes of some processes. In a container with a PID namespace, the driver may
+    /// report ids of the host: if none of the ids is known, and some ids are of no process here,
+    /// the bytes are not known.
     fn of(&self, pids: &[u32], exists: impl Fn(u32) -> bool) -> Option<u64> {
         let is_known = self.processes.iter().any(|(pid, _)| pids.contains(pid));
         if !is_known && self.processes.iter().any(|(pid, _)| !exists(*pid)) {
@@ -47,11 +50,18 @@ mod tests {
             GpuProcesses { processes: processes.to_vec() }.of(pids, |pid| pid < 100)
         };
         assert_eq!(of(&[], &[1]), Some(0));
-        assert_eq!(of(&[(1, Some(10)), (2, Some(20)), (1, Some(5)), (3, Some(7))], &[1, 2]), Some(35));
+        assert_eq!(
+            of(&[(1, Some(10)), (2, Some(20)), (1, Some(5)), (3, Some(7))], &[1, 2]),
+            Some(35)
+        );
         assert_eq!(of(&[(3, Some(7))], &[1, 2]), Some(0));
         assert_eq!(of(&[(3, Some(7)), (4321, Some(7))], &[1, 2]), None, "4321 may be one of them");
         assert_eq!(of(&[(1, Some(10)), (4321, Some(7))], &[1, 2]), Some(10));
-        assert_eq!(of(&[(1, None), (2, Some(20))], &[1, 2]), None, "the driver does not report the bytes");
+        assert_eq!(
+            of(&[(1, None), (2, Some(20))], &[1, 2]),
+            None,
+            "the driver does not report the bytes"
+        );
         let memory = ProcessMemory::new([(1, GpuProcesses::default())]);
         assert_eq!((memory.of(0, &[1]), memory.of(1, &[1])), (None, Some(0)));
     }

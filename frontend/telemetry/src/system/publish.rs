@@ -1,7 +1,9 @@
-//! Publishes readings as metrics: metrics of the host with the label `Level`, metrics with Triton's names, and metrics of Pharos.
+//! Publishes readings as metrics: metrics of the host with the label `Level`, metrics with Triton's
+//! names, and metrics of Pharos.
 //!
-//! A series that the last reading did not fill is removed from all views. The gauges with the label `Level` are also logged when
-//! the log is due, and increments of counters at once, if the definition logs them; the views always show the last reading.
+//! A series that the last reading did not fill is removed from all views. The gauges with the label
+//! `Level` are also logged when the log is due, and increments of counters at once, if the
+//! definition logs them; the views always show the last reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +60,8 @@ impl Publisher {
         }
     }
 
-    /// Publishes readings. With `log`, logs each logged metric once, in the order of the log format.
+    /// Publishes readings. With `log`, logs each logged metric once, in the order of the log
+    /// format.
     pub(super) fn publish(&mut self, readings: &Readings, log: bool) {
         self.reading += 1;
         self.log = log;
@@ -121,7 +124,8 @@ impl Publisher {
 
     fn worker(&mut self, reading: &WorkerReading) {
         let version = reading.worker.model.version.to_string();
-        let labels = [&*reading.worker.model.name, version.as_str(), reading.worker.instance.as_str()];
+        let labels =
+            [&*reading.worker.model.name, version.as_str(), reading.worker.instance.as_str()];
         self.set(Builtin::WorkerCpu, &labels, reading.cpu_seconds);
         self.set(Builtin::WorkerMemory, &labels, reading.resident_bytes as f64);
     }
@@ -129,7 +133,8 @@ impl Publisher {
     fn worker_on_gpu(&mut self, reading: &WorkerOnGpu) {
         let WorkerOnGpu { worker, uuid, bytes, utilization } = reading;
         let version = worker.model.version.to_string();
-        let labels = [&*worker.model.name, version.as_str(), worker.instance.as_str(), uuid.as_str()];
+        let labels =
+            [&*worker.model.name, version.as_str(), worker.instance.as_str(), uuid.as_str()];
         self.set_some(Builtin::WorkerGpuMemory, &labels, bytes.map(|bytes| bytes as f64));
         self.set_some(Builtin::WorkerGpuUtilization, &labels, *utilization);
     }
@@ -137,15 +142,24 @@ impl Publisher {
     fn gpu(&mut self, gpu: &GpuReading) {
         let uuid = [gpu.uuid.as_str()];
         let memory = gpu.memory.map(|memory| (memory.total as f64, memory.used as f64));
-        // Metrics with the label `Level` identify devices by number, and have no series for MIG devices.
+        // Metrics with the label `Level` identify devices by number, and have no series for MIG
+        // devices.
         if !gpu.mig {
             let number = gpu.index.to_string();
             let hostname = self.hostname.clone();
             let host_labels = [LEVEL, number.as_str(), hostname.as_str()];
             let utilization = memory.map(|(total, used)| percent(used, total));
             self.set_some(Builtin::TsGpuMemoryUtilization, &host_labels, utilization);
-            self.set_some(Builtin::TsGpuMemoryUsed, &host_labels, memory.map(|(_, used)| used / MEGABYTE));
-            self.set_some(Builtin::TsGpuUtilization, &host_labels, gpu.utilization.map(|share| share * 100.0));
+            self.set_some(
+                Builtin::TsGpuMemoryUsed,
+                &host_labels,
+                memory.map(|(_, used)| used / MEGABYTE),
+            );
+            self.set_some(
+                Builtin::TsGpuUtilization,
+                &host_labels,
+                gpu.utilization.map(|share| share * 100.0),
+            );
         }
         self.set_some(Builtin::GpuUtilization, &uuid, gpu.utilization);
         self.set_some(Builtin::GpuMemoryTotal, &uuid, memory.map(|(total, _)| total));
@@ -154,10 +168,15 @@ impl Publisher {
         self.set_some(Builtin::GpuPowerLimit, &uuid, gpu.power_limit);
         self.set_some(Builtin::GpuTemperature, &uuid, gpu.temperature);
         self.set_some(Builtin::GpuMemoryBandwidth, &uuid, gpu.bandwidth);
-        // Counted from the server's start, as in Triton; a decrease means that the driver was reloaded.
+        // Counted from the server's start, as in Triton; a decrease means that the driver was
+        // reloaded.
         if let Some(energy) = gpu.energy {
             let before = self.energy.insert(gpu.uuid.clone(), energy).unwrap_or(energy);
-            self.set(Builtin::GpuEnergy, &uuid, if energy >= before { energy - before } else { energy });
+            self.set(
+                Builtin::GpuEnergy,
+                &uuid,
+                if energy >= before { energy - before } else { energy },
+            );
         }
     }
 
@@ -165,13 +184,18 @@ impl Publisher {
         value.into_iter().for_each(|value| self.set(metric, labels, value));
     }
 
-    /// Sets a gauge or adds to a counter. Ignores a metric that the definition omits or defines differently.
+    /// Sets a gauge or adds to a counter. Ignores a metric that the definition omits or defines
+    /// differently.
     fn set(&mut self, metric: Builtin, labels: &[&str], value: f64) {
         // The lines of a counter are its increments, which must add up.
         let log = self.log || (metric.kind() == Kind::Counter && value > 0.0);
         if let Some(series) = self.series(metric, labels) {
             // Only a decrease of a counter could be refused, which never occurs here.
-            let _ = if log { series.add_or_update(value) } else { series.add_or_update_unlogged(value) };
+            let _ = if log {
+                series.add_or_update(value)
+            } else {
+                series.add_or_update_unlogged(value)
+            };
         }
     }
 
@@ -208,7 +232,9 @@ impl Publisher {
         self.series.retain(|(metric, _), shown| {
             let fresh = shown.reading == reading;
             if !fresh {
-                cache.remove_series(metric.name(), |series| std::ptr::eq(series, &raw const *shown.handle));
+                cache.remove_series(metric.name(), |series| {
+                    std::ptr::eq(series, &raw const *shown.handle)
+                });
             }
             fresh
         });
@@ -247,9 +273,22 @@ mod tests {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let samples = lines.filter_map(|line| line.rsplit_once(' '));
         let ours = |(name, value): (&str, &str)| Some((sorted(name), value.parse().ok()?));
-        let read =
-            ["CPU", "Disk", "GPU", "Memory", "nv_cpu", "nv_gpu", "nv_energy", "pharos_gpu", "pharos_worker", "process"];
-        samples.filter_map(ours).filter(|(name, _)| read.iter().any(|start| name.starts_with(start))).collect()
+        let read = [
+            "CPU",
+            "Disk",
+            "GPU",
+            "Memory",
+            "nv_cpu",
+            "nv_gpu",
+            "nv_energy",
+            "pharos_gpu",
+            "pharos_worker",
+            "process",
+        ];
+        samples
+            .filter_map(ours)
+            .filter(|(name, _)| read.iter().any(|start| name.starts_with(start)))
+            .collect()
     }
 
     fn sorted(series: &str) -> String {
@@ -272,7 +311,11 @@ mod tests {
 
     fn host() -> HostReading {
         let memory = Memory { total: 1000 << 20, available: 750 << 20 };
-        HostReading { cpu: Some(0.125), memory, disk: Some(Disk { used: 30 << 30, available: 10 << 30 }) }
+        HostReading {
+            cpu: Some(0.125),
+            memory,
+            disk: Some(Disk { used: 30 << 30, available: 10 << 30 }),
+        }
     }
 
     fn gpu(uuid: &str) -> GpuReading {
@@ -319,15 +362,22 @@ mod tests {
     /// The gauges are logged when the log is due; the lines of a counter must add up to its value.
     #[test]
     fn every_increment_of_a_counter_is_logged() {
-        let text = "ts_metrics:\n  counter:\n    - {name: process_cpu_seconds_total, unit: Seconds}\n";
-        let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("box")));
+        let text =
+            "ts_metrics:\n  counter:\n    - {name: process_cpu_seconds_total, unit: Seconds}\n";
+        let cache =
+            Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("box")));
         let mut publisher = Publisher::new(cache.clone());
         let journal = cache.journal();
         let mut batch = Batch::default();
         journal.attach_writer(|| {});
         journal.take(&mut batch, 100, 0);
         for (cpu_seconds, log) in [(1.5, false), (2.0, true), (2.0, false), (4.25, false)] {
-            let process = ProcessReading { cpu_seconds, resident_bytes: 0, open_files: None, start_seconds: None };
+            let process = ProcessReading {
+                cpu_seconds,
+                resident_bytes: 0,
+                open_files: None,
+                start_seconds: None,
+            };
             publisher.publish(&Readings { process: Some(process), ..Readings::default() }, log);
         }
         journal.take(&mut batch, 100, 0);
@@ -371,7 +421,10 @@ mod tests {
     #[test]
     fn removes_series_that_are_no_longer_read() {
         let of_gpus = |publisher: &Publisher| {
-            scrape(publisher).keys().filter(|name| name.contains("gpu_uuid") || name.contains("DeviceId")).count()
+            scrape(publisher)
+                .keys()
+                .filter(|name| name.contains("gpu_uuid") || name.contains("DeviceId"))
+                .count()
         };
         let mut publisher = publisher();
         let mig = GpuReading { mig: true, uuid: "MIG-1".to_owned(), power: None, ..gpu("MIG-1") };
@@ -380,9 +433,14 @@ mod tests {
             WorkerOnGpu { worker, uuid: uuid.to_owned(), bytes, utilization }
         };
         let worker_gpus = vec![on_gpu("GPU-1", Some(7), Some(0.5)), on_gpu("MIG-1", Some(5), None)];
-        publisher.publish(&Readings { gpus: vec![gpu("GPU-1"), mig], worker_gpus, ..Readings::default() }, false);
+        publisher.publish(
+            &Readings { gpus: vec![gpu("GPU-1"), mig], worker_gpus, ..Readings::default() },
+            false,
+        );
         assert_eq!(of_gpus(&publisher), 11 + 8 - 1 + 3, "{:#?}", scrape(&publisher));
-        let of = |uuid: &str| format!("{{model=\"m\",version=\"3\",instance=\"m_0\",gpu_uuid=\"{uuid}\"}}");
+        let of = |uuid: &str| {
+            format!("{{model=\"m\",version=\"3\",instance=\"m_0\",gpu_uuid=\"{uuid}\"}}")
+        };
         assert_shows(
             &publisher,
             &[
@@ -431,9 +489,14 @@ mod tests {
     #[test]
     fn publishes_by_a_new_definition() {
         let mut publisher = publisher();
-        let readings = Readings { host: Some(host()), workers: vec![worker("m_0", 1.0)], ..Readings::default() };
+        let readings = Readings {
+            host: Some(host()),
+            workers: vec![worker("m_0", 1.0)],
+            ..Readings::default()
+        };
         publisher.publish(&readings, false);
-        let text = "ts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes, dimensions: [Level, Hostname]}\n";
+        let text = "ts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes, dimensions: \
+                    [Level, Hostname]}\n";
         publisher.cache.reload(Catalog::parse(text, "less.yaml").unwrap());
         publisher.publish(&Readings { host: Some(host()), ..Readings::default() }, true);
         let shown = scrape(&publisher);

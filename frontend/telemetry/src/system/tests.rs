@@ -43,8 +43,15 @@ impl FakeNvml {
             let tree = Tree::new();
             let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake_nvml/nvml.c");
             let built = tree.path("built.so");
-            let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).arg(source).status();
-            assert!(status.unwrap().success(), "cannot build the library: is a C compiler installed?");
+            let status = Command::new("cc")
+                .args(["-shared", "-fPIC", "-o"])
+                .arg(&built)
+                .arg(source)
+                .status();
+            assert!(
+                status.unwrap().success(),
+                "cannot build the library: is a C compiler installed?"
+            );
             fs::read(built).unwrap()
         });
         let tree = Tree::new();
@@ -105,7 +112,13 @@ fn sampler(gpus: Gpus) -> Sampler {
     let gpus = Some(Arc::new(gpus));
     let interval = Duration::from_secs(2);
     let log_interval = Duration::from_secs(60);
-    Sampler::new(&Settings { interval, log_interval, cpu: false, gpus, roots: Roots::new(Path::new("/nowhere")) })
+    Sampler::new(&Settings {
+        interval,
+        log_interval,
+        cpu: false,
+        gpus,
+        roots: Roots::new(Path::new("/nowhere")),
+    })
 }
 
 fn worker(instance: &str, pid: u32) -> (Worker, Option<u32>) {
@@ -160,8 +173,12 @@ fn sums_the_memory_of_processes_by_device() {
     let memory = ProcessMemory::new(gpus.processes());
     assert_eq!([0, 1, 2].map(|gpu| memory.of(gpu, &[1234])), [Some(307), Some(600), None]);
     assert_eq!([0, 1].map(|gpu| memory.of(gpu, &[1234, 1235])), [Some(357), Some(600)]);
-    let readings = sampler(gpus).sample(at_ms(0), &[worker("m_0", 1235), worker("m_1", 1234), worker("m_2", 9)]);
-    let found = readings.worker_gpus.iter().map(|of| (of.worker.instance.as_str(), of.uuid.as_str(), of.bytes));
+    let readings = sampler(gpus)
+        .sample(at_ms(0), &[worker("m_0", 1235), worker("m_1", 1234), worker("m_2", 9)]);
+    let found = readings
+        .worker_gpus
+        .iter()
+        .map(|of| (of.worker.instance.as_str(), of.uuid.as_str(), of.bytes));
     assert_eq!(
         found.collect::<Vec<_>>(),
         [("m_0", "GPU-0", Some(50)), ("m_1", "GPU-0", Some(307)), ("m_1", "MIG-0", Some(600))]
@@ -177,15 +194,22 @@ fn averages_process_utilization_since_the_last_reading() {
     let mut shares = |devices: &str| {
         fake.set_devices(&format!("{ONE}{devices}"));
         let readings = sampler.sample(at_ms(0), &workers);
-        let found = readings.worker_gpus.into_iter().map(|of| (of.worker.instance, of.bytes, of.utilization));
-        found.map(|(instance, bytes, share)| format!("{instance} {bytes:?} {share:?}")).collect::<Vec<_>>()
+        let found = readings
+            .worker_gpus
+            .into_iter()
+            .map(|of| (of.worker.instance, of.bytes, of.utilization));
+        found
+            .map(|(instance, bytes, share)| format!("{instance} {bytes:?} {share:?}"))
+            .collect::<Vec<_>>()
     };
     let processes = "0 process 10 300\n0 process 11 200\n";
-    let samples = "0 kernels 10 50 100\n0 kernels 10 100 200\n0 kernels 12 10 200\n0 kernels 99 1 150\n";
+    let samples =
+        "0 kernels 10 50 100\n0 kernels 10 100 200\n0 kernels 12 10 200\n0 kernels 99 1 150\n";
     let idle = ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.0)"];
     // No process has been active so far.
     assert_eq!(shares(&format!("{processes}0 kernels !6\n")), idle);
-    // Samples are averaged. A process without samples was idle; one with samples counts even if the driver does not list it.
+    // Samples are averaged. A process without samples was idle; one with samples counts even if the
+    // driver does not list it.
     let busy = ["m_0 Some(300) Some(0.75)", "m_1 Some(200) Some(0.0)", "m_2 None Some(0.1)"];
     assert_eq!(shares(&format!("{processes}{samples}")), busy);
     // Each sample counts once.
@@ -213,7 +237,11 @@ fn a_failed_device_loses_only_its_readings() {
         assert_eq!(uuids(&format!("{lost}{TWO}")), ["GPU-1", "MIG-0", "MIG-2"], "{lost}");
     }
     assert_eq!(uuids(TWO).len(), 4, "the device responds again");
-    assert_eq!(uuids(&format!("0 temperature !999\n{TWO}"))[0], "GPU-0", "one failed value is left out");
+    assert_eq!(
+        uuids(&format!("0 temperature !999\n{TWO}"))[0],
+        "GPU-0",
+        "one failed value is left out"
+    );
     assert_eq!(uuids("* devices !999\n"), [""; 0]);
     assert_eq!(uuids(TWO).len(), 4);
 }
@@ -225,12 +253,18 @@ fn a_device_without_readable_values_is_lost() {
     assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
     fake.set_devices("* devices 1\n0 uuid GPU-0\n0 process !4\n");
     let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
-    assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "unsupported values do not mean that it is lost");
+    assert_eq!(
+        read[0].1.as_ref().unwrap()[0].uuid,
+        "GPU-0",
+        "unsupported values do not mean that it is lost"
+    );
 }
 
 #[test]
 fn the_error_for_an_unusable_library_has_the_reason() {
-    let reason = Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Capability::default()).unwrap_err();
+    let reason =
+        Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Capability::default())
+            .unwrap_err();
     assert!(reason.contains("/nonexistent/libnvidia-ml.so.1"), "{reason}");
     let reason = FakeNvml::new("* init !9\n").open().unwrap_err();
     assert!(reason.contains("driver"), "{reason}");
@@ -241,7 +275,8 @@ fn a_complete_reading_is_fast() {
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
     let interval = Duration::from_secs(2);
     let log_interval = Duration::from_secs(60);
-    let mut sampler = Sampler::new(&Settings { interval, log_interval, cpu: true, gpus: None, roots });
+    let mut sampler =
+        Sampler::new(&Settings { interval, log_interval, cpu: true, gpus: None, roots });
     let workers: Vec<_> = (0..8).map(|n| worker(&format!("m_{n}"), std::process::id())).collect();
     let first = sampler.sample(pharos_os::clock::now(), &workers);
     assert!(first.host.is_some() && first.process.is_some() && first.workers.len() == 8);
@@ -258,7 +293,10 @@ fn a_complete_reading_is_fast() {
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let began = pharos_os::clock::now();
     while !holds() {
-        assert!(pharos_os::clock::now() - began < Duration::from_secs(10), "timed out waiting for: {what}");
+        assert!(
+            pharos_os::clock::now() - began < Duration::from_secs(10),
+            "timed out waiting for: {what}"
+        );
         std::thread::yield_now();
     }
 }
@@ -284,21 +322,27 @@ fn polling_fills_the_cache_until_it_is_dropped() {
     let gpus = Some(Arc::new(fake.open().unwrap()));
     let settings = Settings { interval, log_interval, cpu: true, gpus, roots };
     let latest = Latest::default();
-    let polling = Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
+    let polling =
+        Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
     eventually("several readings", || asked.load(Ordering::Relaxed) >= 5);
     assert!(cache.gauge(Builtin::CpuMemoryTotal.name(), &[]).unwrap().value() > 0.0);
     assert_eq!(latest.gpus.of(0, pharos_os::clock::now()).unwrap().utilization, Some(0.37));
     drop(polling);
     eventually("the thread's end", || Arc::strong_count(&asked) == 2);
     let nothing = Settings { cpu: false, gpus: None, ..settings };
-    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "no thread without readings");
+    assert!(
+        Polling::start(nothing, cache, latest, workers).unwrap().is_none(),
+        "no thread without readings"
+    );
 }
 
 #[tokio::test]
 async fn finds_gpus_only_with_a_library() {
     let fake = FakeNvml::new(TWO);
     assert!(find_gpus(Some(fake.0.path("libfake.so")), Capability::default()).await.is_some());
-    assert!(find_gpus(Some(PathBuf::from("/nonexistent.so")), Capability::default()).await.is_none());
+    assert!(
+        find_gpus(Some(PathBuf::from("/nonexistent.so")), Capability::default()).await.is_none()
+    );
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Sends spans to an OpenTelemetry collector: one thread, which exports the waiting spans when there are enough or after a delay
-//! (OpenTelemetry's batch span processor).
+//! Sends spans to an OpenTelemetry collector: one thread, which exports the waiting spans when
+//! there are enough or after a delay (OpenTelemetry's batch span processor).
 //!
-//! If the collector does not answer, exports are retried with growing pauses while spans wait; spans beyond the queue's limit
-//! are dropped and counted. One log line reports the loss of the collector, another its return.
+//! If the collector does not answer, exports are retried with growing pauses while spans wait;
+//! spans beyond the queue's limit are dropped and counted. One log line reports the loss of the
+//! collector, another its return.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +29,8 @@ use crate::trace::Collector;
 const TRIES: usize = 8;
 /// The maximum size of waiting traces in bytes. An option limits the number of their spans.
 const WAITING_BYTES: usize = 64 << 20;
-/// The maximum size in bytes of the traces in one export, which is slightly longer: gRPC servers accept messages up to 4 MiB.
+/// The maximum size in bytes of the traces in one export, which is slightly longer: gRPC servers
+/// accept messages up to 4 MiB.
 const EXPORT_BYTES: usize = 1 << 20;
 
 #[derive(Default)]
@@ -75,7 +77,8 @@ impl Exporter {
     pub(super) fn start(collector: Collector, counts: Counts) -> io::Result<Arc<Self>> {
         let sender = Sender::new(&collector.endpoint, Signal::Traces).map_err(io::Error::other)?;
         let waiting = Mutex::default();
-        let queue = Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
+        let queue =
+            Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
         let (ending, ended) = mpsc::channel();
         let mut work = CollectorThread {
             queue: queue.clone(),
@@ -92,7 +95,13 @@ impl Exporter {
             runtime.block_on(work.run());
             let _ = ending.send(());
         })?;
-        Ok(Arc::new(Self { queue, collector, ended: Mutex::new(ended), ids: PartIds::default(), counts }))
+        Ok(Arc::new(Self {
+            queue,
+            collector,
+            ended: Mutex::new(ended),
+            ids: PartIds::default(),
+            counts,
+        }))
     }
 }
 
@@ -101,8 +110,8 @@ impl Sink for Exporter {
         let spans = otlp::count(&trace);
         let bytes = trace.bytes();
         let mut waiting = self.queue.lock();
-        let fits =
-            waiting.spans + spans <= self.collector.max_queue_size as usize && waiting.bytes + bytes <= WAITING_BYTES;
+        let fits = waiting.spans + spans <= self.collector.max_queue_size as usize
+            && waiting.bytes + bytes <= WAITING_BYTES;
         // A request with very many steps can have more spans than the queue accepts.
         if !fits && !waiting.traces.is_empty() {
             waiting.dropped += spans;
@@ -115,7 +124,8 @@ impl Sink for Exporter {
         waiting.bytes += bytes;
         waiting.traces.push_back(trace);
         // A queue that is smaller than a batch never has one.
-        let batch = self.collector.max_export_batch_size.min(self.collector.max_queue_size) as usize;
+        let batch =
+            self.collector.max_export_batch_size.min(self.collector.max_queue_size) as usize;
         let enough = waiting.spans >= batch || waiting.bytes >= EXPORT_BYTES;
         drop(waiting);
         if enough {
@@ -134,7 +144,10 @@ impl Destination for Exporter {
         self.queue.wake.notify_one();
         let ended = self.ended.lock();
         if ended.recv_timeout(limit).is_err() {
-            tracing::error!("the last traces could not be sent to {} in time", self.collector.endpoint.url);
+            tracing::error!(
+                "the last traces could not be sent to {} in time",
+                self.collector.endpoint.url
+            );
         }
     }
 }
@@ -158,7 +171,8 @@ impl CollectorThread {
         let delay = Duration::from_millis(self.collector.schedule_delay_ms.into());
         loop {
             let _ = tokio::time::timeout(delay, self.queue.wake.notified()).await;
-            // Read before the last batch is taken, so that traces that finished before the stop are exported.
+            // Read before the last batch is taken, so that traces that finished before the stop are
+            // exported.
             let stopping = self.queue.stopping();
             while let Some(batch) = self.take() {
                 self.export(&batch).await;
@@ -178,7 +192,8 @@ impl CollectorThread {
         while let Some(trace) = waiting.traces.front() {
             let more_spans = spans + otlp::count(trace);
             let more_bytes = bytes + trace.bytes();
-            let fits = more_spans <= self.collector.max_export_batch_size as usize && more_bytes <= EXPORT_BYTES;
+            let fits = more_spans <= self.collector.max_export_batch_size as usize
+                && more_bytes <= EXPORT_BYTES;
             if !batch.is_empty() && !fits {
                 break;
             }
@@ -202,7 +217,10 @@ impl CollectorThread {
                 Ok(rejected) => return self.sent(batch.len(), spans, rejected),
                 Err(failure) => {
                     self.failed(&failure);
-                    if !failure.retryable || attempt == TRIES || !self.pause(pauses.after(&failure)).await {
+                    if !failure.retryable
+                        || attempt == TRIES
+                        || !self.pause(pauses.after(&failure)).await
+                    {
                         break;
                     }
                 }
@@ -214,7 +232,8 @@ impl CollectorThread {
         self.lost = self.lost.map(|dropped| dropped + spans);
     }
 
-    /// Waits before the next attempt. Returns false if the server ends: then each batch has one attempt.
+    /// Waits before the next attempt. Returns false if the server ends: then each batch has one
+    /// attempt.
     async fn pause(&self, pause: Duration) -> bool {
         let end = clock::now() + pause;
         while !self.queue.stopping() {
@@ -229,22 +248,29 @@ impl CollectorThread {
 
     fn sent(&mut self, traces: usize, spans: usize, rejected: Option<Rejected>) {
         let url = &self.collector.endpoint.url;
-        let (refused, why) = rejected.map(|rejected| (rejected.count, rejected.reason)).unwrap_or_default();
+        let (refused, why) =
+            rejected.map(|rejected| (rejected.count, rejected.reason)).unwrap_or_default();
         let refused = usize::try_from(refused).unwrap_or(spans).min(spans);
         add(self.counts.exports.as_ref(), 1);
         add(self.counts.written.as_ref(), traces);
         add(self.counts.spans_exported.as_ref(), spans - refused);
         add(self.counts.spans_dropped.as_ref(), refused);
         if refused > 0 {
-            tracing::warn!("the trace collector at {url} refused {refused} of {spans} spans: {why}");
+            tracing::warn!(
+                "the trace collector at {url} refused {refused} of {spans} spans: {why}"
+            );
         }
         let most = self.collector.max_queue_size;
         let dropped = std::mem::take(&mut self.queue.lock().dropped);
         if let Some(failed) = self.lost.take() {
-            tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
+            tracing::info!(
+                "the trace collector at {url} answers again; {} spans were lost",
+                failed + dropped
+            );
         } else if dropped > 0 && self.throttle.admit(clock::now()).is_some() {
             tracing::warn!(
-                "{dropped} spans were dropped: the trace collector at {url} is too slow, and at most {most} spans may wait"
+                "{dropped} spans were dropped: the trace collector at {url} is too slow, and at \
+                 most {most} spans may wait"
             );
         }
     }
@@ -256,7 +282,8 @@ impl CollectorThread {
             let most = self.collector.max_queue_size;
             let text = &failure.text;
             tracing::warn!(
-                "the trace collector at {url} does not accept spans: {text}; up to {most} wait, further ones are dropped"
+                "the trace collector at {url} does not accept spans: {text}; up to {most} wait, \
+                 further ones are dropped"
             );
         }
     }

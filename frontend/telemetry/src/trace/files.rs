@@ -1,8 +1,9 @@
 //! Writes trace files: one thread, which receives traces through a bounded queue.
 //!
-//! A file is a complete JSON array after each write: one write puts the new records and the end of the array over the old end. A
-//! crash therefore leaves valid JSON, unless it truncates the last write (a full disk, a power failure, a kill during a long
-//! write): `pharos trace` reads such a file up to the last complete record. A file that another program moves, deletes or truncates
+//! A file is a complete JSON array after each write: one write puts the new records and the end of
+//! the array over the old end. A crash therefore leaves valid JSON, unless it truncates the last
+//! write (a full disk, a power failure, a kill during a long write): `pharos trace` reads such a
+//! file up to the last complete record. A file that another program moves, deletes or truncates
 //! is begun again.
 
 use std::collections::BTreeMap;
@@ -31,7 +32,8 @@ const WAITING: usize = 8192;
 const WAITING_BYTES: usize = 64 << 20;
 /// The size of text that is written at once, bytes.
 const AT_ONCE: usize = 1 << 20;
-/// The number of settings whose indexed files stay open: after a change, traces with the old settings still finish.
+/// The number of settings whose indexed files stay open: after a change, traces with the old
+/// settings still finish.
 const OPEN_GROUPS: usize = 8;
 
 enum Message {
@@ -57,7 +59,8 @@ impl Files {
         writable(&path).map_err(|error| {
             let path = path.display();
             let text = format!(
-                "cannot write the trace file '{path}': {error}; expected a writable file in an existing folder"
+                "cannot write the trace file '{path}': {error}; expected a writable file in an \
+                 existing folder"
             );
             io::Error::new(error.kind(), text)
         })?;
@@ -70,7 +73,13 @@ impl Files {
             writer.run(&receiver, &taken);
             let _ = ending.send(());
         })?;
-        Ok(Arc::new(Self { sender, bytes, ended: Mutex::new(ended), ids: PartIds::default(), counts }))
+        Ok(Arc::new(Self {
+            sender,
+            bytes,
+            ended: Mutex::new(ended),
+            ids: PartIds::default(),
+            counts,
+        }))
     }
 }
 
@@ -94,7 +103,8 @@ impl Destination for Files {
     fn stop(&self, limit: Duration) {
         // The thread drains a full queue; a thread that hangs in a write must not delay the exit.
         let deadline = clock::now() + limit;
-        while matches!(self.sender.try_send(Message::Stop), Err(mpsc::TrySendError::Full(_))) && clock::now() < deadline
+        while matches!(self.sender.try_send(Message::Stop), Err(mpsc::TrySendError::Full(_)))
+            && clock::now() < deadline
         {
             thread::sleep(Duration::from_millis(5));
         }
@@ -109,7 +119,8 @@ impl Destination for Files {
 struct Target {
     path: PathBuf,
     file: File,
-    /// The position of the end of the array, which the next trace overwrites; 0 for a file without an array.
+    /// The position of the end of the array, which the next trace overwrites; 0 for a file without
+    /// an array.
     end: u64,
     /// The records to write, without the text that separates them from the records in the file.
     pending: String,
@@ -122,7 +133,14 @@ struct Target {
 impl Target {
     fn create(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
-        Ok(Self { path: path.to_owned(), file, end: 0, pending: String::new(), count: 0, written: 0 })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            end: 0,
+            pending: String::new(),
+            count: 0,
+            written: 0,
+        })
     }
 
     fn add(&mut self, trace: &Finished) {
@@ -166,10 +184,14 @@ impl Target {
         Ok(count)
     }
 
-    /// Returns whether the file of this name is the open one and still has the records that were written.
+    /// Returns whether the file of this name is the open one and still has the records that were
+    /// written.
     fn is_intact(&self) -> bool {
-        let (Ok(named), Ok(own)) = (fs::metadata(&self.path), self.file.metadata()) else { return false };
-        (named.dev(), named.ino()) == (own.dev(), own.ino()) && (!own.is_file() || own.len() >= self.end)
+        let (Ok(named), Ok(own)) = (fs::metadata(&self.path), self.file.metadata()) else {
+            return false;
+        };
+        (named.dev(), named.ino()) == (own.dev(), own.ino())
+            && (!own.is_file() || own.len() >= self.end)
     }
 }
 
@@ -187,7 +209,14 @@ struct Writer {
 
 impl Writer {
     fn new(path: PathBuf, counts: Counts) -> Self {
-        Self { path, next_index: 0, whole: None, groups: BTreeMap::new(), counts, throttle: Throttle::default() }
+        Self {
+            path,
+            next_index: 0,
+            whole: None,
+            groups: BTreeMap::new(),
+            counts,
+            throttle: Throttle::default(),
+        }
     }
 
     fn run(&mut self, receiver: &Receiver<Message>, bytes: &AtomicUsize) {
@@ -296,7 +325,8 @@ fn writable(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) => {}
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
@@ -320,7 +350,8 @@ mod tests {
     /// Returns a trace whose request has this id; two of them fill a file.
     fn trace(id: u64) -> Finished {
         let part = Part { id, model: Some(ModelVersion::new("m", 1)), ..Part::default() };
-        let sample = Sample { generation: 7, levels: Levels::default(), log_frequency: 2, limited: false };
+        let sample =
+            Sample { generation: 7, levels: Levels::default(), log_frequency: 2, limited: false };
         Finished { sample, context: None, parts: vec![part], ended: Instant(0) }
     }
 
@@ -341,7 +372,8 @@ mod tests {
     }
 
     fn ids(path: PathBuf) -> Vec<u64> {
-        let records: Vec<serde_json::Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let records: Vec<serde_json::Value> =
+            serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         records.iter().map(|record| record["id"].as_u64().unwrap()).collect()
     }
 

@@ -1,6 +1,8 @@
-//! Archives logs at their size limit: renames them at once, compresses them in a separate thread and keeps only the newest.
+//! Archives logs at their size limit: renames them at once, compresses them in a separate thread
+//! and keeps only the newest.
 //!
-//! `NAME.log` becomes `NAME.DATE.N.log`, then `NAME.DATE.N.log.gz`; N counts the files of a day from 1.
+//! `NAME.log` becomes `NAME.DATE.N.log`, then `NAME.DATE.N.log.gz`; N counts the files of a day
+//! from 1.
 
 use std::fs;
 use std::io;
@@ -45,7 +47,9 @@ impl Archive {
     /// # Errors
     /// The log cannot be renamed.
     pub(super) fn take(&mut self, log: &Path, date: &str) -> io::Result<()> {
-        let all = [PLAIN, COMPRESSED].into_iter().flat_map(|ending| list(&self.directory, &self.name, ending));
+        let all = [PLAIN, COMPRESSED]
+            .into_iter()
+            .flat_map(|ending| list(&self.directory, &self.name, ending));
         let last = all.filter(|((day, _), _)| day == date).map(|((_, number), _)| number).max();
         let number = last.unwrap_or(0) + 1;
         fs::rename(log, self.directory.join(format!("{}.{date}.{number}{PLAIN}", self.name)))?;
@@ -93,7 +97,9 @@ impl Archive {
 fn list(directory: &Path, name: &str, ending: &str) -> Vec<(RotationKey, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
-        .filter_map(|entry| Some((rotation_key(entry.file_name().to_str()?, name, ending)?, entry.path())))
+        .filter_map(|entry| {
+            Some((rotation_key(entry.file_name().to_str()?, name, ending)?, entry.path()))
+        })
         .collect();
     found.sort();
     found
@@ -103,7 +109,8 @@ fn list(directory: &Path, name: &str, ending: &str) -> Vec<(RotationKey, PathBuf
 fn rotation_key(file: &str, name: &str, ending: &str) -> Option<RotationKey> {
     let middle = file.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(ending)?;
     let (date, number) = middle.split_once('.')?;
-    let is_date = date.len() == 10 && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+    let is_date =
+        date.len() == 10 && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
     Some((date.to_owned(), number.parse().ok()?)).filter(|_| is_date)
 }
 
@@ -116,7 +123,10 @@ fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
     }
     let archived = list(directory, name, COMPRESSED);
     let too_many = archived.len().saturating_sub(keep);
-    archived.iter().take(too_many).fold(result, |result, (_, path)| result.and(fs::remove_file(path)))
+    archived
+        .iter()
+        .take(too_many)
+        .fold(result, |result, (_, path)| result.and(fs::remove_file(path)))
 }
 
 /// Compresses into a temporary file and renames it when it is complete.

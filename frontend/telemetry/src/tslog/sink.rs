@@ -1,4 +1,5 @@
-//! The destinations of lines: size-limited files, which are reopened after failures, moves and deletions, and standard output.
+//! The destinations of lines: size-limited files, which are reopened after failures, moves and
+//! deletions, and standard output.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -30,7 +31,8 @@ pub(super) trait Sink {
     fn waits(&self) -> bool;
 }
 
-/// The directory of the files. One process writes there at a time: lines of two processes would be mixed.
+/// The directory of the files. One process writes there at a time: lines of two processes would be
+/// mixed.
 pub(super) struct Folder {
     path: PathBuf,
     /// The directory, once this process has locked it. Used by the writing thread only.
@@ -54,7 +56,8 @@ impl Folder {
             Err(Errno::WOULDBLOCK) => {
                 let path = self.path.display();
                 return Err(io::Error::other(format!(
-                    "another server writes its metric logs to '{path}'; give each server its own directory"
+                    "another server writes its metric logs to '{path}'; give each server its own \
+                     directory"
                 )));
             }
             // A file system without such locks.
@@ -80,8 +83,8 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens or creates the file in a directory; a failure is retried with the first lines. The file is archived at
-    /// `max_bytes`; `keep` archived files are kept.
+    /// Opens or creates the file in a directory; a failure is retried with the first lines. The
+    /// file is archived at `max_bytes`; `keep` archived files are kept.
     pub(super) fn open(file: File, folder: Arc<Folder>, max_bytes: u64, keep: usize) -> Self {
         let location = folder.path.as_path();
         let archive = Archive::new(location, file.as_str(), keep);
@@ -158,7 +161,9 @@ impl LogFile {
         self.errors += 1;
         if self.failed_at.is_none() {
             let path = self.path.display();
-            tracing::error!("cannot log metrics to '{path}': {error}; retrying, inference is not affected");
+            tracing::error!(
+                "cannot log metrics to '{path}': {error}; retrying, inference is not affected"
+            );
             self.failed_at = Some(Instant(0));
         }
     }
@@ -183,7 +188,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// Ensures that the open file is the one of this name, which may have been moved or deleted. Returns its size.
+    /// Ensures that the open file is the one of this name, which may have been moved or deleted.
+    /// Returns its size.
     fn ensure_open(&mut self) -> io::Result<u64> {
         let named = fs::metadata(&self.path).ok();
         if let (Some(open), Some(named)) = (&self.open, &named) {
@@ -222,7 +228,10 @@ impl LogFile {
     pub(super) fn finish(&mut self) {
         let lines = self.lost();
         if lines > 0 {
-            tracing::error!("could not write {lines} lines of metrics to '{}'", self.path.display());
+            tracing::error!(
+                "could not write {lines} lines of metrics to '{}'",
+                self.path.display()
+            );
         }
         self.archive.finish();
     }
@@ -248,7 +257,8 @@ impl Pending {
         self.text.as_bytes().get(self.done..).unwrap_or(&[])
     }
 
-    /// Marks the first `count` bytes of the rest as written. Returns the number of lines that end in them.
+    /// Marks the first `count` bytes of the rest as written. Returns the number of lines that end
+    /// in them.
     fn take(&mut self, count: usize) -> u64 {
         self.done += count;
         let written = self.text.as_bytes().get(..self.done).unwrap_or(self.text.as_bytes());
@@ -260,9 +270,11 @@ impl Pending {
     }
 }
 
-/// Standard output. Its reader may be slow or gone: writes only as much as it accepts without blocking.
+/// Standard output. Its reader may be slow or gone: writes only as much as it accepts without
+/// blocking.
 pub(super) struct Stdout {
-    /// The pipe, reopened in non-blocking mode: another writer may fill it after it was polled as ready.
+    /// The pipe, reopened in non-blocking mode: another writer may fill it after it was polled as
+    /// ready.
     pipe: Option<fs::File>,
     lines: ConsoleLines,
 }
@@ -278,12 +290,18 @@ struct ConsoleLines {
 
 impl Stdout {
     pub(super) fn new() -> Self {
-        let is_pipe = rustix::fs::fstat(rustix::stdio::stdout())
-            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
+        let is_pipe = rustix::fs::fstat(rustix::stdio::stdout()).is_ok_and(|found| {
+            rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo
+        });
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let pipe = match is_pipe {
-            // Fails without /proc, or if the pipe belongs to another user; then polling must suffice.
-            true => OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok(),
+            // Fails without /proc, or if the pipe belongs to another user; then polling must
+            // suffice.
+            true => OpenOptions::new()
+                .write(true)
+                .custom_flags(nonblocking)
+                .open("/proc/self/fd/1")
+                .ok(),
             false => None,
         };
         Self { pipe, lines: ConsoleLines::default() }
@@ -301,7 +319,9 @@ impl Stdout {
     /// Writes as much as standard output accepts now.
     pub(super) fn write(&mut self) {
         let stdout = self.pipe.as_ref().map_or(rustix::stdio::stdout(), AsFd::as_fd);
-        self.lines.write(|part| if ready() { rustix::io::write(stdout, part) } else { Err(Errno::AGAIN) });
+        self.lines.write(
+            |part| if ready() { rustix::io::write(stdout, part) } else { Err(Errno::AGAIN) },
+        );
     }
 
     /// Returns the number of lines written and skipped since the last call.
@@ -311,13 +331,15 @@ impl Stdout {
 }
 
 impl ConsoleLines {
-    /// Passes lines to `write` until it returns [`Errno::AGAIN`]. Any other failure closes the destination and skips the lines.
+    /// Passes lines to `write` until it returns [`Errno::AGAIN`]. Any other failure closes the
+    /// destination and skips the lines.
     fn write(&mut self, mut write: impl FnMut(&[u8]) -> Result<usize, Errno>) {
         while !self.pending.rest().is_empty() {
             let rest = self.pending.rest();
             let part = rest.get(..PIPE_BYTES).unwrap_or(rest);
             // Whole lines, because lines of the server's log may come between writes.
-            let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
+            let whole =
+                part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
             match write(part.get(..whole).unwrap_or(part)) {
                 Ok(0) => self.close(&io::ErrorKind::WriteZero.into()),
                 Ok(done) => self.written += self.pending.take(done),
@@ -370,6 +392,9 @@ mod tests {
         lines.pending.text.push_str("one\ntwo\n");
         let mut results = [Err(Errno::INTR), Ok(4), Err(Errno::AGAIN)].into_iter();
         lines.write(|_| results.next().unwrap_or(Err(Errno::IO)));
-        assert_eq!((lines.written, lines.skipped, lines.closed, lines.pending.text.as_str()), (1, 0, false, "two\n"));
+        assert_eq!(
+            (lines.written, lines.skipped, lines.closed, lines.pending.text.as_str()),
+            (1, 0, false, "two\n")
+        );
     }
 }

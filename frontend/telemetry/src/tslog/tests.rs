@@ -38,7 +38,9 @@ impl Logs {
     }
 
     fn names(&self) -> Vec<String> {
-        let names = fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(self.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<_> = names.collect();
         names.sort();
         names
@@ -64,7 +66,11 @@ fn one_writer_has_a_directory() {
     let mut second = folder.open(0, 2);
     write(&mut second, "b\n", 1);
     write(&mut second, "c\n", 10);
-    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "cut", "the second writes nothing, and completes no line");
+    assert_eq!(
+        fs::read_to_string(folder.log()).unwrap(),
+        "cut",
+        "the second writes nothing, and completes no line"
+    );
     assert!(second.waits() && second.take_counts().1 > 0);
     drop(first);
     write(&mut second, "d\n", 20);
@@ -104,7 +110,11 @@ fn a_file_that_cannot_be_compressed_does_not_keep_the_others_from_it() {
     }
     let names = folder.names();
     let archived: Vec<&String> = names.iter().filter(|name| name.ends_with(".log.gz")).collect();
-    assert_eq!(archived, ["ts_metrics.2026-11-20.3.log.gz", "ts_metrics.2026-11-20.4.log.gz"], "{names:?}");
+    assert_eq!(
+        archived,
+        ["ts_metrics.2026-11-20.3.log.gz", "ts_metrics.2026-11-20.4.log.gz"],
+        "{names:?}"
+    );
 }
 
 #[test]
@@ -115,7 +125,8 @@ fn continues_the_numbers_of_a_day() {
         write(&mut log, "x\n", line);
     }
     log.finish();
-    let expected: Vec<_> = (1..12).map(|number| format!("ts_metrics.{DATE}.{number}.log.gz")).collect();
+    let expected: Vec<_> =
+        (1..12).map(|number| format!("ts_metrics.{DATE}.{number}.log.gz")).collect();
     let names = folder.names();
     assert!(expected.iter().all(|name| names.contains(name)), "{names:?}");
 }
@@ -173,7 +184,8 @@ model_metrics:
     let stdout = false;
     let json = false;
     let lines_per_second = 0;
-    let settings = Settings { location: Some(folder.path()), max_bytes, keep, stdout, json, lines_per_second };
+    let settings =
+        Settings { location: Some(folder.path()), max_bytes, keep, stdout, json, lines_per_second };
     let mut writer = WriterThread::new(cache.clone(), settings, Arc::default());
     writer.visit(false);
     model_log(&mut writer).pending().push_str(&"x\n".repeat(WAITING));

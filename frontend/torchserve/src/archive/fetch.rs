@@ -23,7 +23,8 @@ const REDIRECTS: usize = 5;
 /// The largest size of an archive, in bytes.
 const MAX_BYTES: u64 = 64 << 30;
 
-/// Downloads `url` into `file`, until `exiting` becomes true. Each redirect target must be `allowed`. Blocks.
+/// Downloads `url` into `file`, until `exiting` becomes true. Each redirect target must be
+/// `allowed`. Blocks.
 ///
 /// # Errors
 /// The download failed; the text names the URL. Or the server exits.
@@ -54,10 +55,12 @@ async fn download(
     allowed: impl Fn(&str) -> Result<(), ErrorResponse>,
 ) -> Result<(), ErrorResponse> {
     let client = client::new().map_err(|why| failed(url, &why))?;
-    let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
+    let mut place: Uri =
+        url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
     for _ in 0..=REDIRECTS {
-        let request =
-            Request::get(place.clone()).body(Empty::<Bytes>::new()).map_err(|error| failed(url, &error.to_string()))?;
+        let request = Request::get(place.clone())
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| failed(url, &error.to_string()))?;
         let answer = timeout(READ_TIMEOUT, client.request(request))
             .await
             .map_err(|_| failed(url, "timed out waiting for a response"))?
@@ -78,7 +81,8 @@ async fn download(
     Err(failed(url, &format!("more than {REDIRECTS} redirects")))
 }
 
-/// Resolves the `Location` header `next` against `place` (RFC 3986, 5.2); `None` for schemes other than HTTP and HTTPS.
+/// Resolves the `Location` header `next` against `place` (RFC 3986, 5.2); `None` for schemes other
+/// than HTTP and HTTPS.
 fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
     let resolved = Url::parse(&place.to_string()).ok()?.join(next).ok()?;
     match resolved.scheme() {
@@ -91,8 +95,9 @@ async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), S
     let unwritable = |error: std::io::Error| format!("cannot write the archive: {error}");
     let mut left = MAX_BYTES;
     loop {
-        let frame =
-            timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
+        let frame = timeout(READ_TIMEOUT, body.frame())
+            .await
+            .map_err(|_| "timed out waiting for more data".to_owned())?;
         let Some(frame) = frame else { return file.flush().map_err(unwritable) };
         let received = frame.map_err(|error| client::deepest(&error))?;
         let Some(data) = received.data_ref() else { continue };

@@ -1,5 +1,6 @@
-//! Keeps downloaded archives in the model store under their file name, so that a snapshot can name them and the next start needs
-//! no network. A file gets its name only when it is complete, and never replaces another file.
+//! Keeps downloaded archives in the model store under their file name, so that a snapshot can name
+//! them and the next start needs no network. A file gets its name only when it is complete, and
+//! never replaces another file.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pharos::model::CodeOrigin;
-use rustix::fs::{CWD, FlockOperation, RenameFlags, XattrFlags, flock, fsetxattr, getxattr, renameat_with};
+use rustix::fs::{
+    CWD, FlockOperation, RenameFlags, XattrFlags, flock, fsetxattr, getxattr, renameat_with,
+};
 use rustix::io::Errno;
 
 use crate::ErrorResponse;
@@ -33,7 +36,8 @@ impl StoredFile {
 
     /// Removes the file unless it has been replaced. Blocks.
     pub fn remove(&self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity);
+        let ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity);
         if !ours {
             return;
         }
@@ -54,7 +58,10 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
 pub(super) fn name_of(url: &str) -> Result<String, ErrorResponse> {
     let whole = url.split(['?', '#']).next().unwrap_or(url);
     let without_scheme = whole.split_once("://").map_or(whole, |(_, rest)| rest);
-    let name = without_scheme.split_once('/').and_then(|(_, path)| path.rsplit('/').next()).unwrap_or_default();
+    let name = without_scheme
+        .split_once('/')
+        .and_then(|(_, path)| path.rsplit('/').next())
+        .unwrap_or_default();
     let usable = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
     if usable && !name.contains(|c: char| c.is_control() || c == '\\') {
         return Ok(name.to_owned());
@@ -86,10 +93,11 @@ impl Part {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = store.join(format!("{begin}{}-{number}-{name}{end}", std::process::id()));
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-            // The lock shows other registrations, also of other servers, that the file is still in use. Errors are ignored: some
-            // file systems have no locks.
+            // The lock shows other registrations, also of other servers, that the file is still in
+            // use. Errors are ignored: some file systems have no locks.
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-            // Before the lock, another registration may have removed the file as one of a killed server.
+            // Before the lock, another registration may have removed the file as one of a killed
+            // server.
             if locked != Err(Errno::WOULDBLOCK) && fs::symlink_metadata(&path).is_ok() {
                 let part = Self { path, target: store.join(name), file, origin };
                 // Before the download.
@@ -125,7 +133,12 @@ impl Part {
     /// Marks a file that came by request, with its current content.
     fn mark(&self) -> io::Result<()> {
         if self.origin == CodeOrigin::Request {
-            fsetxattr(&self.file, MARK, content(&self.file.metadata()?).as_bytes(), XattrFlags::empty())?;
+            fsetxattr(
+                &self.file,
+                MARK,
+                content(&self.file.metadata()?).as_bytes(),
+                XattrFlags::empty(),
+            )?;
         }
         Ok(())
     }
@@ -139,8 +152,9 @@ fn content(found: &fs::Metadata) -> String {
     format!("{} {} {}", found.size(), found.mtime(), found.mtime_nsec())
 }
 
-/// Returns whether a file of the model store came by request, and not from the operator: also after a restart, and if the file is
-/// registered by its name. A file that was written since is the operator's.
+/// Returns whether a file of the model store came by request, and not from the operator: also after
+/// a restart, and if the file is registered by its name. A file that was written since is the
+/// operator's.
 pub(super) fn came_by_request(path: &Path) -> bool {
     let mut value = [0; 128];
     let Ok(length) = getxattr(path, MARK, &mut value) else { return false };
@@ -156,8 +170,9 @@ impl Drop for Part {
 
 /// Removes incomplete files of servers that were killed.
 fn remove_incomplete(store: &Path) {
-    let unfinished =
-        |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(PART.0) && name.ends_with(PART.1));
+    let unfinished = |name: &OsString| {
+        name.to_str().is_some_and(|name| name.starts_with(PART.0) && name.ends_with(PART.1))
+    };
     for entry in fs::read_dir(store).into_iter().flatten().flatten() {
         if !unfinished(&entry.file_name()) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
@@ -198,7 +213,12 @@ mod tests {
         fs::write(&killed, "half").unwrap();
         let keep = |thread: usize| {
             for number in 0..200 {
-                let part = Part::new(folder.path(), &format!("{thread}-{number}.mar"), CodeOrigin::Operator).unwrap();
+                let part = Part::new(
+                    folder.path(),
+                    &format!("{thread}-{number}.mar"),
+                    CodeOrigin::Operator,
+                )
+                .unwrap();
                 let kept = part.finish().unwrap();
                 assert!(kept.path().is_file());
                 kept.remove();

@@ -1,5 +1,6 @@
-//! Installs the packages of an archive's `requirements.txt` (`install_py_dep_per_model=true`): beside the unpacked files, where
-//! the handler finds them first, or in a separate directory if the archive is a directory of the user, which is never written to.
+//! Installs the packages of an archive's `requirements.txt` (`install_py_dep_per_model=true`):
+//! beside the unpacked files, where the handler finds them first, or in a separate directory if the
+//! archive is a directory of the user, which is never written to.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -26,8 +27,8 @@ const PIP_TEMPORARY: &str = ".pip-temporary";
 /// The file with pip's output, in the directory that pip installs into.
 const PIP_LOG: &str = ".pip.log";
 
-/// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it differs from
-/// the archive's. Ends pip when `exiting` becomes true.
+/// Installs requirements if the settings enable it and the archive has any. Returns the directory
+/// of the packages if it differs from the archive's. Ends pip when `exiting` becomes true.
 ///
 /// # Errors
 /// pip failed; the text has the last error line of its output. Or the server exits.
@@ -44,7 +45,10 @@ pub(super) fn install(
             archive.model_name
         ))
     };
-    if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+    if !Path::new(file)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    {
         return Err(failed(&format!("its requirementsFile '{file}' is outside the archive")));
     }
     tracing::info!(model = archive.model_name, "installing the packages of '{file}'");
@@ -74,8 +78,8 @@ fn end_of(file: &mut File) -> impl Read {
 }
 
 impl Pip {
-    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user, while `wanted` is true.
-    /// Paths in the file are relative to the directory.
+    /// Installs the packages listed in a file of a directory into `target`, which then belongs to
+    /// the user, while `wanted` is true. Paths in the file are relative to the directory.
     fn install(
         &self,
         directory: &Path,
@@ -86,8 +90,13 @@ impl Pip {
     ) -> Result<(), String> {
         let path = target.join(PIP_LOG);
         let cannot_write = |error: io::Error| format!("cannot write '{}': {error}", path.display());
-        let mut output =
-            File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(cannot_write)?;
+        let mut output = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .map_err(cannot_write)?;
         let temporary = target.join(PIP_TEMPORARY);
         let mut command = match sandbox {
             Some(sandbox) => {
@@ -110,13 +119,16 @@ impl Pip {
             // The target needs no other rights.
             let granted = if directory == target { Ok(()) } else { user.grant_read(directory) };
             let given = granted.and_then(|()| user.give(target));
-            given.map_err(|error| format!("the user '{}' cannot be given its files: {error}", user.name()))?;
+            given.map_err(|error| {
+                format!("the user '{}' cannot be given its files: {error}", user.name())
+            })?;
             user.run(&mut command);
         }
         let errors = output.try_clone().map_err(cannot_write)?;
         command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-        let mut child =
-            command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
         let status = wait_while(&mut child, PIP_TIMEOUT, wanted)
             .ok_or_else(|| format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()))?;
         let mut end = Vec::new();
@@ -139,10 +151,12 @@ impl Pip {
     }
 }
 
-/// Adds pip's arguments to a command that starts Python, and removes variables that neither a model nor pip gets: packages run code
-/// while they are installed.
+/// Adds pip's arguments to a command that starts Python, and removes variables that neither a model
+/// nor pip gets: packages run code while they are installed.
 fn complete(command: &mut Command, file: &str, target: &Path) {
-    command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
+    command
+        .args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"])
+        .arg(target);
     command.args(["-r", file]);
     for (name, _) in std::env::vars_os() {
         if !name.to_str().is_some_and(is_for_pip) {

@@ -56,7 +56,8 @@ fn mar(path: &Path, files: &[(&str, &str)]) {
 }
 
 fn tar_gz(path: &Path, files: &[(EntryType, &str, &str)]) {
-    let mut builder = Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
+    let mut builder =
+        Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
     for (kind, name, content) in files {
         let mut header = Header::new_gnu();
         header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -98,11 +99,23 @@ fn archives_of_all_forms_are_opened() {
     }
     let directory = fixture.store("directory");
     let url = format!("file://{}", fixture.store("noop.mar").display());
-    for url in ["noop.mar", "noop.tar.gz", "nested.tar.gz", "directory", directory.to_str().unwrap(), &url] {
+    for url in
+        ["noop.mar", "noop.tar.gz", "nested.tar.gz", "directory", directory.to_str().unwrap(), &url]
+    {
         let archive = fixture.open(url).unwrap();
-        assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("noop", "1.11"), "{url}");
-        assert_eq!((archive.handler.as_deref(), archive.url.as_str()), (Some("service.py:handle"), url));
-        assert_eq!((archive.yaml.model.batch_size, archive.yaml.model.response_timeout), (Some(4), None));
+        assert_eq!(
+            (archive.model_name.as_str(), archive.version.as_str()),
+            ("noop", "1.11"),
+            "{url}"
+        );
+        assert_eq!(
+            (archive.handler.as_deref(), archive.url.as_str()),
+            (Some("service.py:handle"), url)
+        );
+        assert_eq!(
+            (archive.yaml.model.batch_size, archive.yaml.model.response_timeout),
+            (Some(4), None)
+        );
         assert_eq!(archive.yaml.whole["handler"]["profile"], true);
         let source = fs::read_to_string(archive.directory.path().join("service.py")).unwrap();
         assert_eq!(source, FILES[1].1);
@@ -122,7 +135,8 @@ fn an_archive_without_a_manifest_is_named_by_its_file() {
 
 #[test]
 fn refuses_invalid_archives_with_the_reason() {
-    let fixture = Fixture::new(&[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
+    let fixture =
+        Fixture::new(&[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
     let manifest = |text: &str| mar(&fixture.store("m.mar"), &[("MAR-INF/MANIFEST.json", text)]);
     let check = |url: &str, status: u16, part: &str| {
         let refused = fixture.open(url).unwrap_err();
@@ -153,7 +167,10 @@ fn refuses_invalid_archives_with_the_reason() {
         ("{", "invalid manifest"),
         ("[]", "expected a JSON object"),
         (r#"{"runtime": "python"}"#, "Missing Model entry"),
-        (r#"{"runtime": "LSP", "model": {"modelName": "m", "modelVersion": "1"}}"#, "its runtime is 'LSP'"),
+        (
+            r#"{"runtime": "LSP", "model": {"modelName": "m", "modelVersion": "1"}}"#,
+            "its runtime is 'LSP'",
+        ),
         (r#"{"runtime": "python", "model": {"modelVersion": "1"}}"#, "Model name is not defined."),
         (r#"{"runtime": "python", "model": {"modelName": "m"}}"#, "Model version is not defined."),
         (
@@ -194,14 +211,20 @@ fn writes_nothing_outside_the_archives_directory() {
         (EntryType::Fifo, "out", ""),
         (EntryType::Char, "out", ""),
     ] {
-        tar_gz(&fixture.store("m.tar.gz"), &[(kind, name, link), (EntryType::Regular, "out/evil", "x")]);
+        tar_gz(
+            &fixture.store("m.tar.gz"),
+            &[(kind, name, link), (EntryType::Regular, "out/evil", "x")],
+        );
         let refused = fixture.open("m.tar.gz").unwrap_err();
         assert!(refused.message.contains("'out' is a link or a device"), "{kind:?}: {refused}");
     }
     tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "../evil", "x")]);
     assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("'../evil' is outside"));
     // A second entry of the same name would overwrite the first after that was checked.
-    tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")]);
+    tar_gz(
+        &fixture.store("m.tar.gz"),
+        &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")],
+    );
     assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("contains 'a' twice"));
     assert_eq!((fs::read_dir(&outside).unwrap().count(), fixture.left()), (0, 0));
 }
@@ -236,20 +259,27 @@ fn enforces_limits_whatever_sizes_are_declared() {
     fs::write(&path, bytes).unwrap();
     let error = unpack(&path, 1 << 20, 1).unwrap_err();
     assert!(error.contains("zeros"), "{error}");
-    let written = fs::metadata(fixture.folder.path().join("target/zeros")).map_or(0, |metadata| metadata.len());
+    let written = fs::metadata(fixture.folder.path().join("target/zeros"))
+        .map_or(0, |metadata| metadata.len());
     assert!(written <= (1 << 20) + 1, "{written} bytes were written");
     mar(&path, &[("a", ""), ("b", "")]);
-    assert_eq!(unpack(&path, 1, 1).unwrap_err(), "the archive has more than 1 files and directories");
+    assert_eq!(
+        unpack(&path, 1, 1).unwrap_err(),
+        "the archive has more than 1 files and directories"
+    );
     assert_eq!(unpack::Limits::of(&tempfile::tempfile().unwrap()).bytes, 1 << 30);
 }
 
 #[test]
 fn limits_the_headers_of_an_entry() {
     let fixture = Fixture::new(&[]);
-    // Both are read into memory before the entry is known: GNU's long name, and the attributes of pax.
+    // Both are read into memory before the entry is known: GNU's long name, and the attributes of
+    // pax.
     for kind in [EntryType::GNULongName, EntryType::XHeader] {
-        let mut builder =
-            Builder::new(GzEncoder::new(File::create(fixture.store("m.tar.gz")).unwrap(), Compression::fast()));
+        let mut builder = Builder::new(GzEncoder::new(
+            File::create(fixture.store("m.tar.gz")).unwrap(),
+            Compression::fast(),
+        ));
         let name = vec![b'n'; 8 << 20];
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
@@ -258,7 +288,10 @@ fn limits_the_headers_of_an_entry() {
         builder.append(&header, &*name).unwrap();
         builder.into_inner().unwrap().finish().unwrap();
         let refused = fixture.open("m.tar.gz").unwrap_err();
-        assert!(refused.message.contains("attributes of an entry have more than 1048576 bytes"), "{kind:?}: {refused}");
+        assert!(
+            refused.message.contains("attributes of an entry have more than 1048576 bytes"),
+            "{kind:?}: {refused}"
+        );
     }
 }
 
@@ -294,10 +327,15 @@ fn errors_of_pip_are_shown_whatever_its_output_is() {
     let mut fixture = Fixture::new(&[("install_py_dep_per_model", "true")]);
     // `sh -m pip` runs the file `pip` of the archive.
     fixture.settings.pip.python = "/bin/sh".into();
-    let manifest = MANIFEST.replace("\"handler\"", "\"requirementsFile\": \"requirements.txt\", \"handler\"");
+    let manifest =
+        MANIFEST.replace("\"handler\"", "\"requirementsFile\": \"requirements.txt\", \"handler\"");
     let pip = "printf 'caf\\351\\nERROR: no such package\\n' >&2; exit 3";
-    let files = [("MAR-INF/MANIFEST.json", &*manifest), ("pip", pip), ("requirements.txt", "none\n")];
+    let files =
+        [("MAR-INF/MANIFEST.json", &*manifest), ("pip", pip), ("requirements.txt", "none\n")];
     mar(&fixture.store("m.mar"), &[&files[..], &FILES[1..]].concat());
     let refused = fixture.open("m.mar").unwrap_err();
-    assert!(refused.message.ends_with("for model noop: exit status: 3: ERROR: no such package"), "{refused}");
+    assert!(
+        refused.message.ends_with("for model noop: exit status: 3: ERROR: no such package"),
+        "{refused}"
+    );
 }

@@ -1,5 +1,6 @@
-//! Unpacks archives into a directory: zip, tar and gzipped tar, detected by their first bytes. As in TorchServe, a file of any
-//! other kind counts as an archive without files. Writes only files and directories, only inside the target, each once, within limits.
+//! Unpacks archives into a directory: zip, tar and gzipped tar, detected by their first bytes. As
+//! in TorchServe, a file of any other kind counts as an archive without files. Writes only files
+//! and directories, only inside the target, each once, within limits.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -14,8 +15,14 @@ use zip::ZipArchive;
 /// Unpacks the archive in `file`, whose path is for messages.
 ///
 /// # Errors
-/// The archive is truncated or invalid, or has an entry that is not allowed; the text names the entry.
-pub(crate) fn unpack(file: &File, path: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
+/// The archive is truncated or invalid, or has an entry that is not allowed; the text names the
+/// entry.
+pub(crate) fn unpack(
+    file: &File,
+    path: &Path,
+    target: &Path,
+    limits: &Limits,
+) -> Result<(), String> {
     let unreadable = |error| format!("cannot read the archive: {error}");
     if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(format!("'{}' is neither a regular file nor a directory", path.display()));
@@ -32,7 +39,8 @@ pub(crate) fn unpack(file: &File, path: &Path, target: &Path, limits: &Limits) -
         _ => {
             let shown = path.display();
             tracing::warn!(
-                "'{shown}' is neither a zip file (.mar) nor a .tar.gz; using it as an archive without files"
+                "'{shown}' is neither a zip file (.mar) nor a .tar.gz; using it as an archive \
+                 without files"
             );
             return Ok(());
         }
@@ -51,15 +59,22 @@ fn unzip(reader: BufReader<&File>, pieces: &mut Pieces<'_>) -> Result<(), String
             return Err(format!("'{name}' is encrypted"));
         }
         // Zip files store symbolic links as a file type in the upper bits of the mode.
-        if entry.unix_mode().is_some_and(|mode| ![0, 0o100_000, 0o040_000].contains(&(mode & 0o170_000))) {
-            return Err(format!("'{name}' is a link or a device; only files and directories are allowed"));
+        if entry
+            .unix_mode()
+            .is_some_and(|mode| ![0, 0o100_000, 0o040_000].contains(&(mode & 0o170_000)))
+        {
+            return Err(format!(
+                "'{name}' is a link or a device; only files and directories are allowed"
+            ));
         }
         let directory = entry.is_dir();
         drop(entry);
         if directory {
             pieces.directory(&name)?;
         } else {
-            let content = archive.by_index(index).map_err(|error| format!("cannot unpack '{name}': {error}"))?;
+            let content = archive
+                .by_index(index)
+                .map_err(|error| format!("cannot unpack '{name}': {error}"))?;
             pieces.file(&name, size, content)?;
         }
     }
@@ -83,7 +98,11 @@ fn untar(reader: impl Read, pieces: &mut Pieces<'_>) -> Result<(), String> {
                 let size = entry.size();
                 pieces.file(name, size, entry)?;
             }
-            _ => return Err(format!("'{name}' is a link or a device; only files and directories are allowed")),
+            _ => {
+                return Err(format!(
+                    "'{name}' is a link or a device; only files and directories are allowed"
+                ));
+            }
         }
     }
     Ok(())
@@ -98,13 +117,15 @@ pub(crate) struct Limits {
     pub(crate) pieces: u64,
 }
 
-/// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`MINIMUM`] bytes.
+/// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least
+/// [`MINIMUM`] bytes.
 const GROWTH: u64 = 200;
 const MINIMUM: u64 = 1 << 30;
 const MAX_PIECES: u64 = 100_000;
 
 impl Limits {
-    /// Returns the limits for an archive file. Deflate shrinks zeros up to a thousandfold, but weights and code only a few times.
+    /// Returns the limits for an archive file. Deflate shrinks zeros up to a thousandfold, but
+    /// weights and code only a few times.
     pub(super) fn of(file: &File) -> Self {
         let size = file.metadata().map_or(0, |metadata| metadata.len());
         Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MAX_PIECES }
@@ -135,7 +156,8 @@ impl<'a> Pieces<'a> {
         make(&path).map_err(|error| format!("cannot create '{name}': {error}"))
     }
 
-    /// Writes a file. `declared` is the size stated in the archive. Never writes more than the remaining limit.
+    /// Writes a file. `declared` is the size stated in the archive. Never writes more than the
+    /// remaining limit.
     fn file(&mut self, name: &str, declared: u64, content: impl Read) -> Result<(), String> {
         let path = self.enter(name)?;
         let left = self.limits.bytes - self.bytes;
@@ -149,8 +171,14 @@ impl<'a> Pieces<'a> {
         if let Some(above) = path.parent() {
             make(above).map_err(failed)?;
         }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
-        let written = io::copy(&mut content.take(left.saturating_add(1)), &mut file).map_err(failed)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        let written =
+            io::copy(&mut content.take(left.saturating_add(1)), &mut file).map_err(failed)?;
         if written > left {
             return Err(self.too_large(name));
         }
@@ -160,7 +188,8 @@ impl<'a> Pieces<'a> {
 
     fn too_large(&self, name: &str) -> String {
         format!(
-            "with '{name}' the unpacked size exceeds {} bytes, the limit for an archive of this size",
+            "with '{name}' the unpacked size exceeds {} bytes, the limit for an archive of this \
+             size",
             self.limits.bytes
         )
     }
@@ -169,10 +198,14 @@ impl<'a> Pieces<'a> {
     fn enter(&mut self, name: &str) -> Result<PathBuf, String> {
         self.count += 1;
         if self.count > self.limits.pieces {
-            return Err(format!("the archive has more than {} files and directories", self.limits.pieces));
+            return Err(format!(
+                "the archive has more than {} files and directories",
+                self.limits.pieces
+            ));
         }
         let parts: Vec<Component<'_>> = Path::new(name).components().collect();
-        let inside = parts.iter().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        let inside =
+            parts.iter().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         if !inside || name.contains(['\0', '\\']) || parts.is_empty() {
             return Err(format!("'{}' is outside the archive", name.escape_debug()));
         }

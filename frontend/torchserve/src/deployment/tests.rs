@@ -28,8 +28,12 @@ impl Fixture {
         asked: &RegistrationParameters,
     ) -> Result<Deployment, ErrorResponse> {
         let mut properties = crate::properties::parse(properties).unwrap();
-        properties.push(("model_store".to_owned(), self.folder.path().join("store").to_string_lossy().into_owned()));
-        let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.path().to_owned()).unwrap();
+        properties.push((
+            "model_store".to_owned(),
+            self.folder.path().join("store").to_string_lossy().into_owned(),
+        ));
+        let (settings, _) =
+            Settings::new(properties, (0..gpus).collect(), self.folder.path().to_owned()).unwrap();
         let archive = open(&settings, "m", asked, &tokio::sync::watch::channel(false).1);
         Deployment::new(&settings, Arc::new(archive.unwrap()), asked, "m".to_owned())
     }
@@ -45,14 +49,17 @@ impl Fixture {
 }
 
 fn handled() -> RegistrationParameters {
-    RegistrationParameters { handler: Some("service:handle".to_owned()), ..RegistrationParameters::default() }
+    RegistrationParameters {
+        handler: Some("service:handle".to_owned()),
+        ..RegistrationParameters::default()
+    }
 }
 
 #[test]
 fn registration_overrides_the_archive_which_overrides_the_configuration() {
     let fixture = Fixture::new("batchSize: 4\nminWorkers: 3\nresponseTimeout: 7\n");
-    let properties = "models={\"m\": {\"1.0\": {\"batchSize\": 8, \"maxBatchDelay\": 5, \"maxWorkers\": 9}}}\n\
-                      default_workers_per_model=2\ndefault_startup_timeout=33\njob_queue_size=11\n";
+    let properties = "models={\"m\": {\"1.0\": {\"batchSize\": 8, \"maxBatchDelay\": 5, \"maxWorkers\": \
+         9}}}\ndefault_workers_per_model=2\ndefault_startup_timeout=33\njob_queue_size=11\n";
     let plain = fixture.deployment(properties, 0, &handled()).unwrap();
     assert_eq!((plain.batch_size, plain.max_batch_delay), (4, 5));
     assert_eq!((plain.min_workers, plain.max_workers), (3, 9));
@@ -65,12 +72,24 @@ fn registration_overrides_the_archive_which_overrides_the_configuration() {
     };
     let asked = RegistrationParameters { model, ..handled() };
     let asked = fixture.deployment(properties, 0, &asked).unwrap();
-    assert_eq!((asked.batch_size, asked.response_timeout, asked.min_workers, asked.max_workers), (2, 9, 1, 1));
-    assert!(
-        fixture.deployment("", 0, &RegistrationParameters::default()).unwrap_err().message.contains("names no handler")
+    assert_eq!(
+        (asked.batch_size, asked.response_timeout, asked.min_workers, asked.max_workers),
+        (2, 9, 1, 1)
     );
-    let default =
-        fixture.deployment("default_service_handler=image_classifier", 0, &RegistrationParameters::default()).unwrap();
+    assert!(
+        fixture
+            .deployment("", 0, &RegistrationParameters::default())
+            .unwrap_err()
+            .message
+            .contains("names no handler")
+    );
+    let default = fixture
+        .deployment(
+            "default_service_handler=image_classifier",
+            0,
+            &RegistrationParameters::default(),
+        )
+        .unwrap();
     assert_eq!(default.handler, "image_classifier");
 }
 
@@ -79,9 +98,15 @@ fn starts_one_worker_per_gpu_at_server_start_and_none_by_request() {
     let fixture = Fixture::new("");
     let start = RegistrationParameters { at_start: true, ..handled() };
     assert_eq!(fixture.deployment("", 2, &start).unwrap().min_workers, 2);
-    assert_eq!(fixture.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers, 5);
+    assert_eq!(
+        fixture.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers,
+        5
+    );
     assert_eq!(fixture.deployment("", 2, &handled()).unwrap().min_workers, 0);
-    assert_eq!(fixture.deployment("default_workers_per_model=5", 2, &handled()).unwrap().min_workers, 5);
+    assert_eq!(
+        fixture.deployment("default_workers_per_model=5", 2, &handled()).unwrap().min_workers,
+        5
+    );
 }
 
 #[test]
@@ -104,8 +129,9 @@ fn uses_the_gpus_of_the_archive_only_if_all_of_them_exist() {
 
 #[test]
 fn writes_the_archives_settings_for_the_engine() {
-    let fixture =
-        Fixture::new("maxBatchDelay: 20\nbatchSize: 3\nclientTimeoutInMills: 250\nword: \"a\\\"\\n\u{e9}\"\n");
+    let fixture = Fixture::new(
+        "maxBatchDelay: 20\nbatchSize: 3\nclientTimeoutInMills: 250\nword: \"a\\\"\\n\u{e9}\"\n",
+    );
     let mut deployment = fixture.deployment("job_queue_size=7", 0, &handled()).unwrap();
     deployment.min_workers = 4;
     let (text, version) = fixture.written(&deployment);
@@ -123,7 +149,8 @@ fn writes_the_archives_settings_for_the_engine() {
     }
     assert!(!text.contains("decoupled"));
     assert!(version.join("model-config.yaml").is_file());
-    // Writing again gives the same text. Without its own packages directory the version is a link to the archive.
+    // Writing again gives the same text. Without its own packages directory the version is a link
+    // to the archive.
     assert_eq!(fixture.written(&deployment).0, text);
     deployment.device = Device::Gpu(vec![0, 2]);
     deployment.min_workers = 3;
@@ -135,12 +162,14 @@ fn writes_the_archives_settings_for_the_engine() {
 #[test]
 fn configures_sequences_and_streaming_from_the_yaml_and_the_handler() {
     let fixture = Fixture::new(
-        "sequenceBatching: true\nmaxNumSequence: 5\nsequenceMaxIdleMSec: 1000\nbatchSize: 2\nmaxBatchDelay: 1\n",
+        "sequenceBatching: true\nmaxNumSequence: 5\nsequenceMaxIdleMSec: 1000\nbatchSize: \
+         2\nmaxBatchDelay: 1\n",
     );
     let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
     assert!(
         text.contains(
-            "sequence_batching { max_sequence_idle_microseconds: 1000000 oldest { max_candidate_sequences: 5"
+            "sequence_batching { max_sequence_idle_microseconds: 1000000 oldest { \
+             max_candidate_sequences: 5"
         ),
         "{text}"
     );
@@ -149,15 +178,33 @@ fn configures_sequences_and_streaming_from_the_yaml_and_the_handler() {
         "send_intermediate_predict_response([], {}, '', 200, ctx)",
     )
     .unwrap();
-    assert!(fixture.written(&fixture.deployment("", 0, &handled()).unwrap()).0.contains("decoupled: true"));
-    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), "streaming: false\n").unwrap();
-    assert!(!fixture.written(&fixture.deployment("", 0, &handled()).unwrap()).0.contains("decoupled"));
-    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), "continuousBatching: true\nbatchSize: 4\n")
+    assert!(
+        fixture
+            .written(&fixture.deployment("", 0, &handled()).unwrap())
+            .0
+            .contains("decoupled: true")
+    );
+    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), "streaming: false\n")
         .unwrap();
+    assert!(
+        !fixture.written(&fixture.deployment("", 0, &handled()).unwrap()).0.contains("decoupled")
+    );
+    fs::write(
+        fixture.folder.path().join("store/m/model-config.yaml"),
+        "continuousBatching: true\nbatchSize: 4\n",
+    )
+    .unwrap();
     let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
-    assert!(text.contains("iterative_sequence: true") && text.contains("decoupled: true"), "{text}");
-    assert!(text.contains("max_batch_size: 4") && !text.contains("overlapping_sequences"), "{text}");
-    let both = "sequenceBatching: true\ncontinuousBatching: true\nbatchSize: 4\nmaxNumSequence: 6\n";
+    assert!(
+        text.contains("iterative_sequence: true") && text.contains("decoupled: true"),
+        "{text}"
+    );
+    assert!(
+        text.contains("max_batch_size: 4") && !text.contains("overlapping_sequences"),
+        "{text}"
+    );
+    let both =
+        "sequenceBatching: true\ncontinuousBatching: true\nbatchSize: 4\nmaxNumSequence: 6\n";
     fs::write(fixture.folder.path().join("store/m/model-config.yaml"), both).unwrap();
     let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
     for part in [

@@ -46,16 +46,22 @@ fn text(deployment: &Deployment) -> String {
         line("model_transaction_policy { decoupled: true }".to_owned());
     }
     for (key, value) in parameters(deployment) {
-        line(format!("parameters {{ key: \"torchserve_{key}\" value {{ string_value: {} }} }}", quoted(&value)));
+        line(format!(
+            "parameters {{ key: \"torchserve_{key}\" value {{ string_value: {} }} }}",
+            quoted(&value)
+        ));
     }
     if deployment.archive.origin == CodeOrigin::Request {
-        line(format!("parameters {{ key: \"{ORIGIN}\" value {{ string_value: \"{BY_REQUEST}\" }} }}"));
+        line(format!(
+            "parameters {{ key: \"{ORIGIN}\" value {{ string_value: \"{BY_REQUEST}\" }} }}"
+        ));
     }
     text
 }
 
-/// Returns the largest batch that a handler gets. As in TorchServe, this is twice the batch size for continuous batching of
-/// sequences, so that a running stream leaves room for the next request of its sequence.
+/// Returns the largest batch that a handler gets. As in TorchServe, this is twice the batch size
+/// for continuous batching of sequences, so that a running stream leaves room for the next request
+/// of its sequence.
 fn max_batch_size(deployment: &Deployment) -> u32 {
     match deployment.overlaps() {
         true => deployment.batch_size.saturating_mul(2),
@@ -69,7 +75,8 @@ fn scheduling(deployment: &Deployment) -> String {
     match deployment.sequence {
         // Each request is a sequence that the runner executes repeatedly.
         None if deployment.continuous => format!(
-            "sequence_batching {{ iterative_sequence: true oldest {{ max_candidate_sequences: {} }} }}",
+            "sequence_batching {{ iterative_sequence: true oldest {{ max_candidate_sequences: {} \
+             }} }}",
             deployment.batch_size
         ),
         None => {
@@ -79,12 +86,13 @@ fn scheduling(deployment: &Deployment) -> String {
             let limit = match timeout {
                 0 => String::new(),
                 _ => format!(
-                    " timeout_action: REJECT default_timeout_microseconds: {timeout} allow_timeout_override: true"
+                    " timeout_action: REJECT default_timeout_microseconds: {timeout} \
+                     allow_timeout_override: true"
                 ),
             };
             format!(
-                "dynamic_batching {{ max_queue_delay_microseconds: {wait} default_queue_policy {{ max_queue_size: \
-                 {queue}{limit} }} }}"
+                "dynamic_batching {{ max_queue_delay_microseconds: {wait} default_queue_policy {{ \
+                 max_queue_size: {queue}{limit} }} }}"
             )
         }
         Some(sequence) => {
@@ -93,18 +101,22 @@ fn scheduling(deployment: &Deployment) -> String {
                 0 => 365 * 24 * 3_600_000_000,
                 milliseconds => u64::from(milliseconds) * 1000,
             };
-            // As in TorchServe, a sequence needs no START request, and is refused if no slot is free.
+            // As in TorchServe, a sequence needs no START request, and is refused if no slot is
+            // free.
             let parameter = |key: &str, value: &str| {
                 format!("\nparameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}")
             };
             // A request joins a running batch, so the first one need not wait for others.
             let (kind, delay, overlap) = match deployment.continuous {
-                true => ("iterative_sequence: true ", 0, parameter("overlapping_sequences", "true")),
+                true => {
+                    ("iterative_sequence: true ", 0, parameter("overlapping_sequences", "true"))
+                }
                 false => ("", delay, String::new()),
             };
             format!(
-                "sequence_batching {{ {kind}max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
-                 max_queue_delay_microseconds: {delay} }} }}{overlap}{}{}{}",
+                "sequence_batching {{ {kind}max_sequence_idle_microseconds: {idle} oldest {{ \
+                 max_candidate_sequences: {} max_queue_delay_microseconds: {delay} }} \
+                 }}{overlap}{}{}{}",
                 sequence.most.max(deployment.batch_size),
                 parameter("implicit_sequence_start", "true"),
                 parameter("max_queued_sequences", "none"),
@@ -125,7 +137,9 @@ fn instances(deployment: &Deployment) -> Vec<String> {
             for (id, place) in ids.iter().zip(0..) {
                 let count = workers / devices + u32::from(place < workers % devices);
                 if count > 0 {
-                    groups.push(format!("instance_group {{ count: {count} kind: KIND_GPU gpus: {id} }}"));
+                    groups.push(format!(
+                        "instance_group {{ count: {count} kind: KIND_GPU gpus: {id} }}"
+                    ));
                 }
             }
             groups
@@ -164,7 +178,9 @@ fn quoted(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\r' => quoted.push_str("\\r"),
             '\t' => quoted.push_str("\\t"),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => drop(write!(quoted, "\\{:03o}", c as u32)),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
+                drop(write!(quoted, "\\{:03o}", c as u32))
+            }
             c => quoted.push(c),
         }
     }

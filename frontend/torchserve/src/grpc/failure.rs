@@ -1,5 +1,5 @@
-//! Converts refusals to gRPC statuses: the message, followed by a line with the class of TorchServe's exception, which clients
-//! parse.
+//! Converts refusals to gRPC statuses: the message, followed by a line with the class of
+//! TorchServe's exception, which clients parse.
 
 use pharos_edge::status_for;
 use tonic::{Code, Status};
@@ -60,7 +60,10 @@ mod tests {
     fn a_status_has_the_exception_class_below_the_message() {
         let shown = status(&ErrorResponse::not_found("Model not found: m"));
         assert_eq!(shown.code(), Code::NotFound);
-        assert_eq!(shown.message(), "Model not found: m\norg.pytorch.serve.archive.model.ModelNotFoundException");
+        assert_eq!(
+            shown.message(),
+            "Model not found: m\norg.pytorch.serve.archive.model.ModelNotFoundException"
+        );
         for (status, expected) in [
             (400, Code::InvalidArgument),
             (409, Code::Aborted),

@@ -20,7 +20,11 @@ pub(super) struct Inference(pub(super) Arc<Shared>);
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
 impl Inference {
-    async fn predict(&self, asked: PredictionsRequest, call: &SharedCall) -> Result<PredictionResponse, Status> {
+    async fn predict(
+        &self,
+        asked: PredictionsRequest,
+        call: &SharedCall,
+    ) -> Result<PredictionResponse, Status> {
         let mut prediction = Prediction::begin(&self.0, asked, true, call)?;
         let answer = match prediction.next().await {
             Some((part, _)) => part?,
@@ -42,9 +46,14 @@ fn begun<T>(request: &mut Request<T>) -> Result<SharedCall, Status> {
 
 #[tonic::async_trait]
 impl InferenceApIsService for Inference {
-    async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
+    async fn ping(
+        self: Arc<Self>,
+        _: Request<()>,
+    ) -> Result<Response<TorchServeHealthResponse>, Status> {
         let text = if self.0.registry.is_healthy() { "Healthy" } else { "Unhealthy" };
-        Ok(Response::new(TorchServeHealthResponse { health: format!("{{\n  \"status\": \"{text}\"\n}}") }))
+        Ok(Response::new(TorchServeHealthResponse {
+            health: format!("{{\n  \"status\": \"{text}\"\n}}"),
+        }))
     }
 
     async fn predictions(
@@ -80,8 +89,8 @@ impl InferenceApIsService for Inference {
     }
 }
 
-/// Returns a streamed answer that notes the reason for which the stream fails. The times of its requests are not known when the
-/// stream begins.
+/// Returns a streamed answer that notes the reason for which the stream fails. The times of its
+/// requests are not known when the stream begins.
 fn streamed(
     call: SharedCall,
     parts: impl Stream<Item = Result<PredictionResponse, Status>> + Send + 'static,

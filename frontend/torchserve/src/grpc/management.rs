@@ -8,8 +8,8 @@ use tonic::{Request, Response, Status};
 use super::failure;
 use super::proto::management::management_ap_is_service_server::ManagementApIsService;
 use super::proto::management::{
-    DescribeModelRequest, ListModelsRequest, ManagementResponse, RegisterModelRequest, ScaleWorkerRequest,
-    SetDefaultRequest, UnregisterModelRequest,
+    DescribeModelRequest, ListModelsRequest, ManagementResponse, RegisterModelRequest,
+    ScaleWorkerRequest, SetDefaultRequest, UnregisterModelRequest,
 };
 use crate::ErrorResponse;
 use crate::handler_call;
@@ -40,7 +40,9 @@ fn done(done: Result<ManagementOutcome, ErrorResponse>) -> Answer {
 }
 
 fn json(value: &impl Serialize) -> Answer {
-    answer(serde_json::to_string_pretty(value).map_err(|error| Status::internal(error.to_string()))?)
+    answer(
+        serde_json::to_string_pretty(value).map_err(|error| Status::internal(error.to_string()))?,
+    )
 }
 
 /// Returns a positive number; the default of protobuf, 0, and negative numbers count as absent.
@@ -87,15 +89,18 @@ impl ManagementApIsService for ManagementService {
             synchronous: Some(wait),
             s3_sse_kms: Some(asked.s3_sse_kms),
         };
-        let (url, wanted) = registration.into_parts().map_err(|refused| failure::status(&refused))?;
+        let (url, wanted) =
+            registration.into_parts().map_err(|refused| failure::status(&refused))?;
         done(self.0.registry.register(&url, wanted, wait).await)
     }
 
     async fn scale_worker(self: Arc<Self>, request: Request<ScaleWorkerRequest>) -> Answer {
         let asked = request.into_inner();
-        let number = |value: i32| positive(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let number =
+            |value: i32| positive(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
         let min = number(asked.min_worker).unwrap_or(1);
-        let scale = Scale { min, max: number(asked.max_worker).unwrap_or(min), wait: asked.synchronous };
+        let scale =
+            Scale { min, max: number(asked.max_worker).unwrap_or(min), wait: asked.synchronous };
         done(self.0.registry.scale(&asked.model_name, &asked.model_version, scale).await)
     }
 
@@ -108,7 +113,9 @@ impl ManagementApIsService for ManagementService {
         self.allowed()?;
         let UnregisterModelRequest { model_name, model_version } = request.into_inner();
         if model_name.is_empty() {
-            return Err(failure::status(&ErrorResponse::bad_request("Parameter model_name is required.")));
+            return Err(failure::status(&ErrorResponse::bad_request(
+                "Parameter model_name is required.",
+            )));
         }
         done(self.0.registry.unregister(&model_name, &model_version).await)
     }

@@ -1,5 +1,5 @@
-//! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on another. Every call is written to the
-//! access log once, in TorchServe's format.
+//! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on
+//! another. Every call is written to the access log once, in TorchServe's format.
 
 mod failure;
 mod inference;
@@ -58,9 +58,12 @@ pub struct RpcStatus {
     pub message: String,
 }
 
-type InferenceServer = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference>;
+type InferenceServer =
+    proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference>;
 type ManagementServer =
-    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService>;
+    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<
+        ManagementService,
+    >;
 /// The future of a response.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -68,7 +71,8 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>
 pub(super) type WithReflection = fn(Routes, &[&str]) -> Result<Routes, String>;
 
 /// Creates the v2 protocol over HTTP behind a policy, with a function that renders its refusals.
-pub type KserveRoutes = Box<dyn FnOnce(Arc<dyn Policy>, fn(Refusal) -> HttpResponse) -> KserveHttp + Send>;
+pub type KserveRoutes =
+    Box<dyn FnOnce(Arc<dyn Policy>, fn(Refusal) -> HttpResponse) -> KserveHttp + Send>;
 
 /// The implementation of the v2 protocol, which TorchServe's ports also serve.
 pub struct Kserve {
@@ -110,7 +114,10 @@ pub(super) fn inference(shared: &Arc<Shared>, kserve: KserveGrpc) -> Port {
 ///
 /// # Errors
 /// The reflection service cannot be created.
-pub(super) fn management(shared: &Arc<Shared>, with_reflection: WithReflection) -> Result<Port, String> {
+pub(super) fn management(
+    shared: &Arc<Shared>,
+    with_reflection: WithReflection,
+) -> Result<Port, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
     let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
@@ -216,7 +223,10 @@ mod tests {
         type Data = Bytes;
         type Error = Infallible;
 
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
             Poll::Pending
         }
     }
@@ -232,7 +242,8 @@ mod tests {
         ] {
             let request = Request::builder().uri(path).body(Stalled).unwrap();
             let timeout = message_timeout(path, Duration::from_millis(5));
-            let mut body = bounded(request, &Budget::default(), Limits::default(), timeout).into_body();
+            let mut body =
+                bounded(request, &Budget::default(), Limits::default(), timeout).into_body();
             let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
             let failed = tokio::time::timeout(Duration::from_millis(50), frame).await;
             assert_eq!(failed.is_ok_and(|frame| frame.unwrap().is_err()), stalls, "{path}");

@@ -49,16 +49,23 @@ enum Stage {
 
 impl Stage {
     /// Passes a request to the engine.
-    fn runs(shared: &Shared, request: InferRequest, reference: ModelReference<'_>) -> Result<Self, Status> {
+    fn runs(
+        shared: &Shared,
+        request: InferRequest,
+        reference: ModelReference<'_>,
+    ) -> Result<Self, Status> {
         match shared.stream(request, reference) {
             Ok(responses) => Ok(Self::Runs(responses)),
-            Err(error) => Err(status(&prediction::refused(&error, reference, || prediction::End::Died))),
+            Err(error) => {
+                Err(status(&prediction::refused(&error, reference, || prediction::End::Died)))
+            }
         }
     }
 }
 
 impl Prediction {
-    /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
+    /// Starts a request. The engine gets it now or, while the first worker loads the model, when
+    /// the response is first polled.
     ///
     /// # Errors
     /// The model is unknown or has no worker, or the request is malformed.
@@ -80,7 +87,8 @@ impl Prediction {
         let in_flight = enter(shared, reference, &version).map_err(internal)?;
         let received = clock::now();
         form::check_parts(input.len()).map_err(internal)?;
-        let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
+        let parts: Vec<Part> =
+            input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
         let mut handler_call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
             let given = sequence_id.clone().filter(|id| !id.is_empty());
@@ -93,8 +101,10 @@ impl Prediction {
             id
         });
         let id = shared.ids.next();
-        let mut request = handler_call::request(reference, &id, &parts, handler_call)
-            .ok_or_else(|| Status::resource_exhausted("the parts of the request are too long for one element"))?;
+        let mut request =
+            handler_call::request(reference, &id, &parts, handler_call).ok_or_else(|| {
+                Status::resource_exhausted("the parts of the request are too long for one element")
+            })?;
         if let Some(id) = sequence {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
@@ -188,7 +198,11 @@ impl Prediction {
                 if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
                     ended.close(&answer.headers);
                 }
-                Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
+                Ok(PredictionResponse {
+                    prediction: answer.body,
+                    sequence_id: self.sequence_id.clone(),
+                    status: None,
+                })
             }
             Err(error) => Err(self.failed(&error).await),
         };
@@ -201,7 +215,8 @@ impl Prediction {
     }
 }
 
-/// Returns the status of a refusal. TorchServe returns INTERNAL for every error before a request is queued.
+/// Returns the status of a refusal. TorchServe returns INTERNAL for every error before a request is
+/// queued.
 fn status(refused: &ErrorResponse) -> Status {
     match refused.exception {
         Exception::ServiceUnavailable => failure::with_code(Code::Internal, refused),

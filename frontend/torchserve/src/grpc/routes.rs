@@ -1,4 +1,5 @@
-//! The routes of the gRPC ports: TorchServe's services, and the v2 protocol under both of its package names.
+//! The routes of the gRPC ports: TorchServe's services, and the v2 protocol under both of its
+//! package names.
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -19,7 +20,8 @@ pub(super) fn is_own(path: &str) -> bool {
     path.starts_with(INFERENCE) || path.starts_with(MANAGEMENT)
 }
 
-/// Returns whether a client may send several messages in a call of this path: predictions of sequences, and reflection.
+/// Returns whether a client may send several messages in a call of this path: predictions of
+/// sequences, and reflection.
 pub(super) fn has_many_messages(path: &str) -> bool {
     path.strip_prefix(INFERENCE) == Some("StreamPredictions2") || of_path(path) == Route::Reflection
 }
@@ -51,7 +53,8 @@ pub(super) fn of_path(path: &str) -> Route {
     }
 }
 
-/// Rewrites the URI of a call in TorchServe's package to the standard package; `None` for other calls.
+/// Rewrites the URI of a call in TorchServe's package to the standard package; `None` for other
+/// calls.
 pub(super) fn standard(uri: &Uri) -> Option<Uri> {
     let method = uri.path().strip_prefix(ALIAS)?;
     let mut parts = uri.clone().into_parts();
@@ -69,9 +72,15 @@ mod tests {
     #[test]
     fn maps_every_call_to_its_route() {
         for (path, api) in [
-            ("/org.pytorch.serve.grpc.openinference.GRPCInferenceService/LogSettings", Api::Logging),
+            (
+                "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/LogSettings",
+                Api::Logging,
+            ),
             ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions", Api::Inference),
-            ("/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel", Api::ModelRepository),
+            (
+                "/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel",
+                Api::ModelRepository,
+            ),
             ("/inference.GRPCInferenceService/RepositoryModelLoad", Api::ModelRepository),
             ("/grpc.health.v1.Health/Check", Api::Health),
         ] {

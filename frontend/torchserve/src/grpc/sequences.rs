@@ -1,5 +1,6 @@
-//! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are executed concurrently;
-//! requests of one sequence are executed in order, unless the model allows them to overlap. Errors are sent as responses.
+//! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are
+//! executed concurrently; requests of one sequence are executed in order, unless the model allows
+//! them to overlap. Errors are sent as responses.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -95,7 +96,8 @@ impl Sequences {
     /// Starts or queues a request.
     fn take(&mut self, asked: PredictionsRequest) {
         let Some(id) = asked.sequence_id.clone().filter(|id| !id.trim().is_empty()) else {
-            let status = Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
+            let status =
+                Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
             return self.answers.push_back(shown(&status, None));
         };
         self.ahead += 1;
@@ -118,8 +120,8 @@ impl Sequences {
         self.start_next(id);
     }
 
-    /// Whether a request may start while others of its sequence are running. Requests that wait for the first worker reach the
-    /// engine in undefined order, so they must run one after the other.
+    /// Whether a request may start while others of its sequence are running. Requests that wait for
+    /// the first worker reach the engine in undefined order, so they must run one after the other.
     fn overlaps(&self, asked: &PredictionsRequest) -> bool {
         let found = self.shared.registry.find(&asked.model_name, &asked.model_version);
         found.is_ok_and(|version| version.deployment().overlaps() && !version.is_loading())
@@ -173,16 +175,17 @@ async fn message(
 
 fn parts(prediction: Prediction, id: String) -> impl Stream<Item = Part> + Send {
     let sequence_id = prediction.sequence_id();
-    let answers = prediction
-        .parts()
-        .map(move |part| Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone()))));
+    let answers = prediction.parts().map(move |part| {
+        Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
+    });
     answers.chain(stream::once(std::future::ready(Part::Ended(id))))
 }
 
 /// Converts a status to a response: its message, without the exception class.
 fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
     let text = status.message();
-    let sentence = text.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));
+    let sentence =
+        text.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));
     let message = sentence.map_or(text, |(sentence, _)| sentence).to_owned();
     PredictionResponse {
         sequence_id,

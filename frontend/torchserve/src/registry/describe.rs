@@ -145,7 +145,8 @@ impl Registry {
         let first = u32::from(self.settings.initial_worker_port);
         let mut workers = Vec::new();
         for status in self.service.workers(&version.engine_name) {
-            let usage = status.gpu.map(|number| gpu_usage(number, self.service.gpu_usage(number).as_ref()));
+            let usage =
+                status.gpu.map(|number| gpu_usage(number, self.service.gpu_usage(number).as_ref()));
             workers.push(worker(&status, first, usage, version.asked_ms()));
         }
         if workers.is_empty() {
@@ -160,7 +161,8 @@ impl Registry {
 
 /// Returns the entry of a worker that is loading its model or waiting for a restart.
 fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
-    let asked = Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
+    let asked =
+        Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
     Worker {
         id: id.to_string(),
         start_time: format!("{asked:.3}"),
@@ -172,7 +174,8 @@ fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     }
 }
 
-/// Returns the entry of a worker. A worker that waits for a restart has the time at which the model was requested.
+/// Returns the entry of a worker. A worker that waits for a restart has the time at which the model
+/// was requested.
 fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>, asked_ms: u64) -> Worker {
     let started_ms = match shown.started {
         Some(seconds) => (seconds * 1000.0) as i64,
@@ -192,8 +195,8 @@ fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>, asked_ms:
 }
 
 /// Formats GPU usage like TorchServe: the output of
-/// `nvidia-smi -i NUMBER --format=csv --query-gpu=utilization.gpu,utilization.memory,memory.used` in one line, with nvidia-smi's
-/// text for unavailable values.
+/// `nvidia-smi -i NUMBER --format=csv --query-gpu=utilization.gpu,utilization.memory,memory.used`
+/// in one line, with nvidia-smi's text for unavailable values.
 fn gpu_usage(number: u32, reading: Option<&GpuUsage>) -> String {
     let Some(reading) = reading else { return "failed to obtained gpu usage".to_owned() };
     let told = |text: Option<String>| text.unwrap_or_else(|| "[N/A]".to_owned());
@@ -213,26 +216,46 @@ mod tests {
 
     #[test]
     fn a_worker_that_waits_for_a_restart_has_the_time_of_its_request() {
-        let lost = WorkerStatus { number: 2, state: None, pid: None, resident_bytes: 0, started: None, gpu: None };
+        let lost = WorkerStatus {
+            number: 2,
+            state: None,
+            pid: None,
+            resident_bytes: 0,
+            started: None,
+            gpu: None,
+        };
         let shown = worker(&lost, 9000, None, 1_700_000_000_000);
-        assert_eq!((shown.id.as_str(), shown.start_time.as_str()), ("9002", "2023-11-14T22:13:20.000Z"));
-        let shown = worker(&WorkerStatus { started: Some(1_700_000_001.5), ..lost }, 9000, None, 1_700_000_000_000);
+        assert_eq!(
+            (shown.id.as_str(), shown.start_time.as_str()),
+            ("9002", "2023-11-14T22:13:20.000Z")
+        );
+        let shown = worker(
+            &WorkerStatus { started: Some(1_700_000_001.5), ..lost },
+            9000,
+            None,
+            1_700_000_000_000,
+        );
         assert_eq!(shown.start_time, "2023-11-14T22:13:21.500Z");
     }
 
     #[test]
     fn formats_gpu_usage_like_nvidia_smi() {
-        let check = |reading: Option<&GpuUsage>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
+        let check = |reading: Option<&GpuUsage>, expected: &str| {
+            assert_eq!(gpu_usage(1, reading), expected)
+        };
         check(None, "failed to obtained gpu usage");
-        let mut reading = GpuUsage { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuUsage::default() };
+        let mut reading =
+            GpuUsage { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuUsage::default() };
         check(
             Some(&reading),
-            "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used [MiB]::[N/A]",
+            "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used \
+             [MiB]::[N/A]",
         );
         (reading.utilization, reading.bandwidth) = (None, Some(0.29));
         check(
             Some(&reading),
-            "gpuId::1 utilization.gpu [%]::[N/A] utilization.memory [%]::29 % memory.used [MiB]::[N/A]",
+            "gpuId::1 utilization.gpu [%]::[N/A] utilization.memory [%]::29 % memory.used \
+             [MiB]::[N/A]",
         );
     }
 }

@@ -1,6 +1,6 @@
-//! Worker health for `/ping`. A worker that died still counts as healthy for `maxRetryTimeoutInSec` after the first of several
-//! consecutive losses, and again once it is back. A server whose exit has begun is not healthy, as for the health checks of all
-//! protocols.
+//! Worker health for `/ping`. A worker that died still counts as healthy for `maxRetryTimeoutInSec`
+//! after the first of several consecutive losses, and again once it is back. A server whose exit
+//! has begun is not healthy, as for the health checks of all protocols.
 
 use std::time::Duration;
 
@@ -12,15 +12,18 @@ use super::{Registry, Version};
 use pharos_os::clock;
 
 impl Registry {
-    /// Whether the exit has not begun and the default version of each model has its configured number of workers. The second is
-    /// TorchServe's rule.
+    /// Whether the exit has not begun and the default version of each model has its configured
+    /// number of workers. The second is TorchServe's rule.
     pub fn is_healthy(&self) -> bool {
         if self.service.leaving() {
             return false;
         }
         let defaults: Vec<_> = {
             let models = self.read();
-            models.values().filter_map(|model| model.versions.get(&model.default).cloned()).collect()
+            models
+                .values()
+                .filter_map(|model| model.versions.get(&model.default).cloned())
+                .collect()
         };
         defaults.iter().all(|version| self.has_workers(version))
     }
@@ -30,11 +33,13 @@ impl Registry {
         let wanted = deployment.min_workers as usize;
         let workers = self.service.worker_health(&version.engine_name);
         if workers.is_empty() {
-            // The model was loaded and has no workers: the v2 protocol has unloaded it without the registry.
+            // The model was loaded and has no workers: the v2 protocol has unloaded it without the
+            // registry.
             return wanted == 0 || !version.is_load_ended();
         }
         let retry_window = Duration::from_secs(deployment.max_retry_timeout.into());
-        // While the number of workers grows, workers that have not started yet do not count as lost.
+        // While the number of workers grows, workers that have not started yet do not count as
+        // lost.
         let needed = if version.is_load_ended() { wanted } else { wanted.min(workers.len()) };
         healthy_workers(&workers, retry_window, clock::now()) >= needed
     }
@@ -66,7 +71,11 @@ mod tests {
             (lost(InstanceState::Starting), 11, 1),
             (lost(InstanceState::Failed), 2, 1),
         ] {
-            assert_eq!(healthy_workers(&[ready, worker], retry_window, second(at)), expected, "{worker:?} at {at}");
+            assert_eq!(
+                healthy_workers(&[ready, worker], retry_window, second(at)),
+                expected,
+                "{worker:?} at {at}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Whether the workers of a version are ready. As in TorchServe, requests wait while workers load the model for the first time,
-//! and are refused once loading is given up.
+//! Whether the workers of a version are ready. As in TorchServe, requests wait while workers load
+//! the model for the first time, and are refused once loading is given up.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -38,7 +38,8 @@ impl Progress {
         *self.phase.borrow() == Phase::Loading
     }
 
-    /// Enters the loading phase. A loaded model stays loaded while the number of its workers changes.
+    /// Enters the loading phase. A loaded model stays loaded while the number of its workers
+    /// changes.
     pub(super) fn begin(&self) {
         self.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::Stopped;
@@ -89,7 +90,10 @@ mod tests {
         tokio::join!(progress.settled(), async { progress.set(Phase::Loaded) });
         drop(first);
         progress.begin();
-        assert!(!progress.is_loading() && progress.wait(1).is_some(), "a loaded model stays loaded");
+        assert!(
+            !progress.is_loading() && progress.wait(1).is_some(),
+            "a loaded model stays loaded"
+        );
         progress.set(Phase::Stopped);
         progress.begin();
         assert!(progress.is_loading());

@@ -1,5 +1,5 @@
-//! Registers models at server start: all models of a snapshot, else those of `load_models`. Without a snapshot, an invalid
-//! archive does not prevent the others from being registered.
+//! Registers models at server start: all models of a snapshot, else those of `load_models`. Without
+//! a snapshot, an invalid archive does not prevent the others from being registered.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,9 +14,12 @@ impl Registry {
     /// Registers the configured models. Their workers start in the background.
     ///
     /// # Errors
-    /// A model of a snapshot cannot be registered. The server must not continue without it, because its next snapshot would lose
-    /// the model. Invalid models of `load_models` are logged and skipped.
-    pub fn load_at_start(self: &Arc<Self>) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+    /// A model of a snapshot cannot be registered. The server must not continue without it, because
+    /// its next snapshot would lose the model. Invalid models of `load_models` are logged and
+    /// skipped.
+    pub fn load_at_start(
+        self: &Arc<Self>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
         // Boxed, so that it is compiled in this package.
         Box::pin(self.load_configured())
     }
@@ -28,9 +31,11 @@ impl Registry {
             match self.add(&url, asked).await {
                 Ok(version) => {
                     version.keep_starting(self);
-                    // `models` marks default versions that `load_models` names only by their archives.
+                    // `models` marks default versions that `load_models` names only by their
+                    // archives.
                     let marked = self.settings.model_properties(&version.name, &version.text);
-                    let is_marked = self.settings.snapshot.is_none() && marked.is_some_and(|said| said.default_version);
+                    let is_marked = self.settings.snapshot.is_none()
+                        && marked.is_some_and(|said| said.default_version);
                     if default || is_marked {
                         defaults.push((version.name.clone(), version.text.clone()));
                     }
@@ -65,7 +70,9 @@ impl Registry {
         }
         match &settings.load_models {
             LoadModels::None => Vec::new(),
-            LoadModels::All => self.store().into_iter().map(|url| (url, asked(None), false)).collect(),
+            LoadModels::All => {
+                self.store().into_iter().map(|url| (url, asked(None), false)).collect()
+            }
             LoadModels::Listed(models) => {
                 models.iter().map(|(name, url)| (url.clone(), asked(name.clone()), false)).collect()
             }
@@ -85,7 +92,8 @@ impl Registry {
         let mut names = Vec::new();
         for entry in entries.flatten() {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_archive = entry.path().is_dir() || ENDINGS.iter().any(|ending| name.ends_with(ending));
+            let is_archive =
+                entry.path().is_dir() || ENDINGS.iter().any(|ending| name.ends_with(ending));
             if is_archive && !name.starts_with('.') {
                 names.push(name);
             }

@@ -36,7 +36,8 @@ pub struct Version {
     asked_ms: AtomicU64,
     // Locked while workers are started or stopped, so that changes are applied in order.
     turn: tokio::sync::Mutex<()>,
-    /// Incremented by each start or stop request. A start request with an outdated generation is not retried.
+    /// Incremented by each start or stop request. A start request with an outdated generation is
+    /// not retried.
     generation: AtomicU64,
     /// The number of requests in progress.
     in_flight: AtomicUsize,
@@ -79,7 +80,8 @@ impl Version {
         self.deployment.read().clone()
     }
 
-    /// Registers a request in progress. `None` if the model only accepts requests while a worker is idle, and none is.
+    /// Registers a request in progress. `None` if the model only accepts requests while a worker is
+    /// idle, and none is.
     pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
         let deployment = self.deployment();
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -93,7 +95,8 @@ impl Version {
         self.progress.is_loading()
     }
 
-    /// Waits until the workers have loaded the model or loading has been given up. `None` if too many requests are waiting.
+    /// Waits until the workers have loaded the model or loading has been given up. `None` if too
+    /// many requests are waiting.
     pub async fn loaded(&self) -> Option<()> {
         let _place = self.progress.wait(self.deployment().queue as usize)?;
         self.progress.settled().await;
@@ -119,7 +122,8 @@ impl Version {
 
     pub(super) fn resize(&self, min: u32, max: u32) {
         let mut deployment = self.deployment.write();
-        *deployment = Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
+        *deployment =
+            Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
     }
 
     /// Starts or stops workers until there are as many as configured.
@@ -138,7 +142,8 @@ impl Version {
         started
     }
 
-    /// Like `start`, but in the background. Retries a failed load within the model's `maxRetryTimeoutInSec`.
+    /// Like `start`, but in the background. Retries a failed load within the model's
+    /// `maxRetryTimeoutInSec`.
     pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
         let generation = self.begin_start();
         let version = self.clone();
@@ -149,7 +154,9 @@ impl Version {
             let last = PAUSES.last().copied().unwrap_or_default();
             let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
             for pause in pauses {
-                let Some(Err(error)) = version.try_to_start(&registry, generation).await else { return };
+                let Some(Err(error)) = version.try_to_start(&registry, generation).await else {
+                    return;
+                };
                 let name = &version.name;
                 let text = &version.text;
                 let reason = error.message.trim();
@@ -158,14 +165,21 @@ impl Version {
                     version.load_ended.store(true, Ordering::Relaxed);
                     return version.give_up(&registry);
                 }
-                tracing::warn!("loading model {name} version {text} failed; retrying in {pause} s: {reason}");
+                tracing::warn!(
+                    "loading model {name} version {text} failed; retrying in {pause} s: {reason}"
+                );
                 tokio::time::sleep(Duration::from_secs(pause)).await;
             }
         });
     }
 
-    /// Tries once to start the workers. `None` if there has been a newer request, or the version was unregistered.
-    async fn try_to_start(&self, registry: &Registry, generation: u64) -> Option<Result<(), InferError>> {
+    /// Tries once to start the workers. `None` if there has been a newer request, or the version
+    /// was unregistered.
+    async fn try_to_start(
+        &self,
+        registry: &Registry,
+        generation: u64,
+    ) -> Option<Result<(), InferError>> {
         // Nothing needs a load under way if there are to be no workers.
         let _turn = match self.deployment().min_workers {
             0 => self.turn_without_load(registry, || self.is_newest(generation)).await?,
@@ -193,13 +207,20 @@ impl Version {
         match blocking::run(move || deployment.write(&repository)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                return Some(Err(InferError::internal(format!("cannot write its configuration: {error}"))));
+                return Some(Err(InferError::internal(format!(
+                    "cannot write its configuration: {error}"
+                ))));
             }
-            Err(error) => return Some(Err(InferError::internal(format!("cannot write its configuration: {error}")))),
+            Err(error) => {
+                return Some(Err(InferError::internal(format!(
+                    "cannot write its configuration: {error}"
+                ))));
+            }
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
         // A request for no workers has cancelled the load.
-        let cancelled = loaded.is_err() && self.deployment().min_workers == 0 && !self.is_newest(generation);
+        let cancelled =
+            loaded.is_err() && self.deployment().min_workers == 0 && !self.is_newest(generation);
         if self.is_removed() || cancelled {
             return None;
         }
@@ -216,7 +237,8 @@ impl Version {
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
-    /// Stops all workers permanently, also those that are loading the model, and removes the generated files.
+    /// Stops all workers permanently, also those that are loading the model, and removes the
+    /// generated files.
     pub(super) async fn stop(&self, registry: &Registry) {
         self.removed.store(true, Ordering::Release);
         self.next_generation();
@@ -230,13 +252,22 @@ impl Version {
         let place = registry.repository.join(&self.engine_name);
         let removed = blocking::run(move || remove(&place)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!("cannot remove the generated files of model {} version {}: {error}", self.name, self.text);
+            tracing::warn!(
+                "cannot remove the generated files of model {} version {}: {error}",
+                self.name,
+                self.text
+            );
         }
     }
 
-    /// Waits for the turn. An unload cancels the load that has the turn: otherwise the wait could last until `startupTimeout`. Returns
-    /// `None` when `is_wanted` returns false: the load may then belong to a newer request.
-    async fn turn_without_load(&self, registry: &Registry, is_wanted: impl Fn() -> bool) -> Option<MutexGuard<'_, ()>> {
+    /// Waits for the turn. An unload cancels the load that has the turn: otherwise the wait could
+    /// last until `startupTimeout`. Returns `None` when `is_wanted` returns false: the load may
+    /// then belong to a newer request.
+    async fn turn_without_load(
+        &self,
+        registry: &Registry,
+        is_wanted: impl Fn() -> bool,
+    ) -> Option<MutexGuard<'_, ()>> {
         loop {
             if let Ok(turn) = self.turn.try_lock() {
                 return Some(turn);

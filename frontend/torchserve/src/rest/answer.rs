@@ -1,10 +1,12 @@
-//! Responses in TorchServe's format: indented JSON with a final line feed; errors have a code, a type and a message.
+//! Responses in TorchServe's format: indented JSON with a final line feed; errors have a code, a
+//! type and a message.
 
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONNECTION,
-    CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA, WWW_AUTHENTICATE,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA,
+    WWW_AUTHENTICATE,
 };
 use http::{Request, StatusCode, Version};
 use pharos_edge::Refusal;
@@ -45,13 +47,19 @@ fn with_status(status: StatusCode, value: &impl Serialize) -> Response {
 
 /// Returns `{"status": "..."}`.
 pub(super) fn done(done: ManagementOutcome) -> Response {
-    with_status(StatusCode::from_u16(done.status).unwrap_or(StatusCode::OK), &StatusBody { status: &done.text })
+    with_status(
+        StatusCode::from_u16(done.status).unwrap_or(StatusCode::OK),
+        &StatusBody { status: &done.text },
+    )
 }
 
 /// Returns the response to `/ping`.
 pub(super) fn health(healthy: bool) -> Response {
-    let (status, text) =
-        if healthy { (StatusCode::OK, "Healthy") } else { (StatusCode::INTERNAL_SERVER_ERROR, "Unhealthy") };
+    let (status, text) = if healthy {
+        (StatusCode::OK, "Healthy")
+    } else {
+        (StatusCode::INTERNAL_SERVER_ERROR, "Unhealthy")
+    };
     with_status(status, &StatusBody { status: text })
 }
 
@@ -66,8 +74,8 @@ fn error_of(status: u16, kind: &str, message: &str) -> Response {
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
 
-/// Returns the response to a denied request: in TorchServe's form, or in the form of the v2 protocol, which the server's
-/// restrictions use on every port.
+/// Returns the response to a denied request: in TorchServe's form, or in the form of the v2
+/// protocol, which the server's restrictions use on every port.
 pub(crate) fn refusal(refusal: Refusal) -> Response {
     let Refusal { code, text, challenge, kind, .. } = refusal;
     if let Some(kind) = kind {
@@ -111,7 +119,11 @@ pub(super) struct Persistence {
 impl Persistence {
     /// Returns what a request asks for.
     pub(super) fn of<B>(request: &Request<B>) -> Self {
-        let option = request.headers().get(CONNECTION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let option = request
+            .headers()
+            .get(CONNECTION)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default();
         Self { version: request.version(), is_closed: option.eq_ignore_ascii_case("close") }
     }
 }
@@ -133,7 +145,10 @@ pub(super) fn finish(response: &mut Response, id: &str, persistence: &Persistenc
         }
     }
     headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
+    headers.insert(
+        CACHE_CONTROL,
+        HeaderValue::from_static("no-cache; no-store, must-revalidate, private"),
+    );
     headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
     // HTTP/1.0 clients request keep-alive explicitly.
     let Persistence { version, is_closed } = *persistence;

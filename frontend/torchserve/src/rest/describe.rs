@@ -17,9 +17,10 @@ pub(super) async fn describe(
     head: &RequestHead,
     reference: ModelReference<'_>,
 ) -> Result<Response, ErrorResponse> {
-    let customized = head.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let description =
-        customized.then(|| DescriptionCall { id: &head.id, headers: handler_call::headers(&head.headers) });
+    let customized =
+        head.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let description = customized
+        .then(|| DescriptionCall { id: &head.id, headers: handler_call::headers(&head.headers) });
     Ok(answer::json(&descriptions(shared, reference, description).await?))
 }
 
@@ -31,7 +32,8 @@ pub(crate) struct DescriptionCall<'a> {
     pub(crate) headers: serde_json::Map<String, Value>,
 }
 
-/// Describes a version (empty: the default one), or `all`. With a call, adds the handler's own description of a single version.
+/// Describes a version (empty: the default one), or `all`. With a call, adds the handler's own
+/// description of a single version.
 pub(crate) async fn descriptions(
     shared: &Shared,
     reference: ModelReference<'_>,
@@ -39,12 +41,17 @@ pub(crate) async fn descriptions(
 ) -> Result<Vec<ModelDescription>, ErrorResponse> {
     let registry = &shared.registry;
     if reference.version == "all" {
-        return Ok(registry.all_of(reference.name)?.iter().map(|version| registry.describe(version)).collect());
+        return Ok(registry
+            .all_of(reference.name)?
+            .iter()
+            .map(|version| registry.describe(version))
+            .collect());
     }
     let found = registry.find(reference.name, reference.version)?;
     let mut description = registry.describe(&found);
     if let Some(call) = call {
-        description.customized_metadata = Some(handler_description(shared, reference.name, &found, call).await?);
+        description.customized_metadata =
+            Some(handler_description(shared, reference.name, &found, call).await?);
     }
     Ok(vec![description])
 }
@@ -58,7 +65,8 @@ async fn handler_description(
 ) -> Result<Value, ErrorResponse> {
     if version.deployment().min_workers == 0 {
         let message = format!(
-            "Model \"{model}\" has no worker to serve describe request. Please use scale workers API to add workers."
+            "Model \"{model}\" has no worker to serve describe request. Please use scale workers \
+             API to add workers."
         );
         return Err(ErrorResponse::new(503, Exception::ServiceUnavailable, message));
     }
@@ -75,8 +83,10 @@ async fn handler_description(
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;
-        let first =
-            responses.next_response().await.ok_or_else(|| InferError::internal("the handler returned no response"))?;
+        let first = responses
+            .next_response()
+            .await
+            .ok_or_else(|| InferError::internal("the handler returned no response"))?;
         handler_call::answer(first.answer?)
     };
     match answered.await {

@@ -67,15 +67,21 @@ impl Registration {
         }
     }
 
-    /// Returns the archive's URL and the parameters. As in TorchServe, numbers out of range count as absent.
+    /// Returns the archive's URL and the parameters. As in TorchServe, numbers out of range count
+    /// as absent.
     ///
     /// # Errors
     /// The URL is missing, or a parameter is not supported.
     pub(crate) fn into_parts(self) -> Result<(String, RegistrationParameters), ErrorResponse> {
-        let url = self.url.ok_or_else(|| ErrorResponse::bad_request("Parameter url is required."))?;
+        let url =
+            self.url.ok_or_else(|| ErrorResponse::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
-        if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
-            return Err(ErrorResponse::bad_request(format!("Invalid RuntimeType value: {runtime}")));
+        if let Some(runtime) =
+            runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3"))
+        {
+            return Err(ErrorResponse::bad_request(format!(
+                "Invalid RuntimeType value: {runtime}"
+            )));
         }
         if self.s3_sse_kms == Some(true) {
             return Err(ErrorResponse::bad_request(
@@ -83,7 +89,8 @@ impl Registration {
             ));
         }
         let number = |said: Option<i64>, least: i64| {
-            said.filter(|number| *number >= least).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+            said.filter(|number| *number >= least)
+                .map(|number| u32::try_from(number).unwrap_or(u32::MAX))
         };
         let text = |said: Option<String>| said.filter(|text| !text.is_empty());
         let wanted = RegistrationParameters {
@@ -98,7 +105,9 @@ impl Registration {
                 response_timeout: number(self.response_timeout, 1),
                 // -1 stands for the default; other values that are not positive count as 0.
                 startup_timeout: number(
-                    self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
+                    self.startup_timeout
+                        .filter(|seconds| *seconds != -1)
+                        .map(|seconds| seconds.max(0)),
                     0,
                 ),
             },
@@ -109,7 +118,11 @@ impl Registration {
 }
 
 /// `POST /models`.
-pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) -> Result<Response, ErrorResponse> {
+pub(super) async fn register(
+    shared: &Shared,
+    head: &RequestHead,
+    body: Body,
+) -> Result<Response, ErrorResponse> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -123,10 +136,13 @@ pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) ->
 
 async fn from_json(shared: &Shared, body: Body) -> Result<Registration, ErrorResponse> {
     let read = body::read(&shared.budget, body, MAX_JSON).await;
-    let whole = match read.map_err(|error| failure::refused(&error, ModelReference::default(), || End::Died))? {
+    let whole = match read
+        .map_err(|error| failure::refused(&error, ModelReference::default(), || End::Died))?
+    {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
-            let message = format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
+            let message =
+                format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
             return Err(ErrorResponse::new(413, Exception::BadRequest, message));
         }
     };
@@ -184,7 +200,11 @@ pub(super) async fn scale(
 }
 
 /// `DELETE /models/M[/V]`.
-pub(super) async fn unregister(shared: &Shared, model: &str, version: &str) -> Result<Response, ErrorResponse> {
+pub(super) async fn unregister(
+    shared: &Shared,
+    model: &str,
+    version: &str,
+) -> Result<Response, ErrorResponse> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -200,7 +220,8 @@ struct Readiness<'a> {
 /// `GET /v1/models/M`.
 pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, ErrorResponse> {
     let version = shared.registry.find(model, "")?;
-    let ready = !shared.service.exiting() && !shared.uncounted.worker_health(&version.engine_name).is_empty();
+    let ready = !shared.service.exiting()
+        && !shared.uncounted.worker_health(&version.engine_name).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 

@@ -1,4 +1,5 @@
-//! `/metrics` in TorchServe's format or, if the scraper prefers it, Prometheus' protobuf format. Accepts any method.
+//! `/metrics` in TorchServe's format or, if the scraper prefers it, Prometheus' protobuf format.
+//! Accepts any method.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -11,9 +12,13 @@ use super::{RequestHead, Shared};
 use crate::{ErrorResponse, form};
 
 /// Renders the metrics selected by the query.
-pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Response, ErrorResponse> {
+pub(super) async fn metrics(
+    shared: &Shared,
+    head: &RequestHead,
+) -> Result<Response, ErrorResponse> {
     let pairs = form::pairs(head.uri.query().unwrap_or_default());
-    let pairs = pairs.into_iter().map(|pair| (pair.name, String::from_utf8_lossy(&pair.data).into_owned()));
+    let pairs =
+        pairs.into_iter().map(|pair| (pair.name, String::from_utf8_lossy(&pair.data).into_owned()));
     let names = Names::of_query(pairs);
     let accept = head.headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let encoding = match Encoding::negotiate(accept) {
@@ -23,7 +28,8 @@ pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Respo
     };
     let service = shared.service.clone();
     let document = format!("{encoding:?} {names:?}");
-    // On a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
+    // On a blocking thread: rendering thousands of series takes milliseconds and would delay
+    // inference.
     let rendered = shared.renderings.get(document, move || {
         let cache = service.current_metrics();
         let mut body = match encoding {

@@ -1,5 +1,5 @@
-//! TorchServe's REST API: three listeners, or fewer if addresses are equal. Every response gets an id, is counted once and is
-//! written to the access log once; a streamed response when it ends.
+//! TorchServe's REST API: three listeners, or fewer if addresses are equal. Every response gets an
+//! id, is counted once and is written to the access log once; a streamed response when it ends.
 
 mod answer;
 mod describe;
@@ -122,7 +122,9 @@ impl Handle for Port {
         let mut response = match endpoint(self.apis, incoming.request.method(), path) {
             Endpoint::Kserve => (self.v2)(incoming).await,
             // Binary tensors behind the JSON cannot be passed to a handler; the v2 edge takes them.
-            Endpoint::Predict(_) if incoming.request.headers().contains_key(BINARY) && path.starts_with("/v2/") => {
+            Endpoint::Predict(_)
+                if incoming.request.headers().contains_key(BINARY) && path.starts_with("/v2/") =>
+            {
                 (self.v2)(incoming).await
             }
             endpoint => self.answer_own(endpoint, incoming, &id).await,
@@ -136,17 +138,34 @@ impl Handle for Port {
         let incoming = Incoming::over_http(request, &ACCESS_LOG);
         let policy: Arc<dyn Policy> = self.shared.clone();
         let mut response = Call::answer_unrouted(incoming, &policy, response);
-        answer::finish(&mut response, &self.shared.ids.next(), &persistence, &self.shared.settings.cors);
+        answer::finish(
+            &mut response,
+            &self.shared.ids.next(),
+            &persistence,
+            &self.shared.settings.cors,
+        );
         response
     }
 }
 
 impl Port {
-    /// Checks access to a TorchServe endpoint and executes the request, which ends when its response has been sent.
-    async fn answer_own(&self, endpoint: Endpoint, mut incoming: Incoming<Body>, id: &str) -> Response {
+    /// Checks access to a TorchServe endpoint and executes the request, which ends when its
+    /// response has been sent.
+    async fn answer_own(
+        &self,
+        endpoint: Endpoint,
+        mut incoming: Incoming<Body>,
+        id: &str,
+    ) -> Response {
         let access = self.check(&endpoint, incoming.request.headers());
         let policy: Arc<dyn Policy> = self.shared.clone();
-        let mut call = match Call::admit_if(access, Protocol::Http, endpoint.route(), &mut incoming, &policy) {
+        let mut call = match Call::admit_if(
+            access,
+            Protocol::Http,
+            endpoint.route(),
+            &mut incoming,
+            &policy,
+        ) {
             Ok(call) => call,
             Err(refusal) => return answer::refusal(refusal),
         };
@@ -170,12 +189,19 @@ impl Port {
     /// # Errors
     /// The request is denied, or has no matching endpoint.
     fn check(&self, endpoint: &Endpoint, headers: &HeaderMap) -> Result<(), Refusal> {
-        let wanted =
-            RequiredAccess { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
+        let wanted = RequiredAccess {
+            route: endpoint.route(),
+            class: endpoint.class(),
+            purpose: endpoint.purpose(self.apis),
+        };
         let checked = self.shared.guard.check(Protocol::Http, wanted, headers);
         checked.map_err(|denied| match (endpoint, denied) {
-            (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found().into(),
-            (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method().into(),
+            (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => {
+                answer::not_found().into()
+            }
+            (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => {
+                answer::wrong_method().into()
+            }
             (_, denied) => denied.refusal(Protocol::Http),
         })
     }
@@ -195,21 +221,29 @@ impl Port {
             Endpoint::List => Ok(manage::list(shared, head)),
             Endpoint::Register => manage::register(shared, head, body).await,
             Endpoint::Describe(model, version) => {
-                describe::describe(shared, head, ModelReference { name: &model, version: &version }).await
+                describe::describe(shared, head, ModelReference { name: &model, version: &version })
+                    .await
             }
             Endpoint::ManagementApi(model, version) => {
                 shared.registry.find(&model, &version)?;
                 Ok(answer::json(&openapi::of_management(&model)))
             }
             Endpoint::Scale(model, version) => {
-                manage::scale(shared, head, ModelReference { name: &model, version: &version }).await
+                manage::scale(shared, head, ModelReference { name: &model, version: &version })
+                    .await
             }
-            Endpoint::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
-            Endpoint::Unregister(model, version) => manage::unregister(shared, &model, &version).await,
+            Endpoint::SetDefault(model, version) => {
+                Ok(answer::done(shared.registry.set_default(&model, &version)?))
+            }
+            Endpoint::Unregister(model, version) => {
+                manage::unregister(shared, &model, &version).await
+            }
             Endpoint::V1Ready(model) => manage::ready(shared, &model),
             Endpoint::Token => manage::token(shared, head).await,
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
-            Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
+            Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => {
+                Err(answer::no_workflow(&name))
+            }
             Endpoint::Metrics => metrics::metrics(shared, head).await,
             Endpoint::Dashboard(path) => (shared.page)(&path).ok_or_else(answer::not_found),
             Endpoint::Kserve | Endpoint::NotFound => Err(answer::not_found()),

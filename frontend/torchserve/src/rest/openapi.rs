@@ -11,12 +11,36 @@ const EVERYWHERE: [Endpoint; 1] = [("/", "options", "apiDescription", "This desc
 
 const INFERENCE: [Endpoint; 9] = [
     ("/ping", "get", "ping", "Whether the default version of each model has its workers.", &[]),
-    ("/predictions/{model_name}", "post", "predictions", "A prediction of the default version.", &[]),
-    ("/predictions/{model_name}/{model_version}", "post", "version_predictions", "A prediction of a version.", &[]),
-    ("/explanations/{model_name}", "post", "explanations", "An explanation by the default version.", &[]),
+    (
+        "/predictions/{model_name}",
+        "post",
+        "predictions",
+        "A prediction of the default version.",
+        &[],
+    ),
+    (
+        "/predictions/{model_name}/{model_version}",
+        "post",
+        "version_predictions",
+        "A prediction of a version.",
+        &[],
+    ),
+    (
+        "/explanations/{model_name}",
+        "post",
+        "explanations",
+        "An explanation by the default version.",
+        &[],
+    ),
     ("/invocations", "post", "invocations", "A prediction in SageMaker's format.", &["model_name"]),
     ("/models/{model_name}/invoke", "post", "invoke", "A prediction in SageMaker's format.", &[]),
-    ("/v1/models/{model_name}:predict", "post", "v1Predict", "A prediction in KServe's v1 protocol.", &[]),
+    (
+        "/v1/models/{model_name}:predict",
+        "post",
+        "v1Predict",
+        "A prediction in KServe's v1 protocol.",
+        &[],
+    ),
     ("/v2/models/{model_name}/infer", "post", "v2Infer", "An inference of the v2 protocol.", &[]),
     ("/v2/health/ready", "get", "v2Ready", "Whether the server is ready.", &[]),
 ];
@@ -41,7 +65,13 @@ const MANAGEMENT: [Endpoint; 7] = [
             "startup_timeout",
         ],
     ),
-    ("/models/{model_name}", "get", "describeModel", "The description of the default version.", &["customized"]),
+    (
+        "/models/{model_name}",
+        "get",
+        "describeModel",
+        "The description of the default version.",
+        &["customized"],
+    ),
     (
         "/models/{model_name}",
         "put",
@@ -49,7 +79,13 @@ const MANAGEMENT: [Endpoint; 7] = [
         "Changes the number of workers.",
         &["min_worker", "max_worker", "synchronous"],
     ),
-    ("/models/{model_name}", "delete", "unregisterModel", "Unregisters the default version, if it is the last.", &[]),
+    (
+        "/models/{model_name}",
+        "delete",
+        "unregisterModel",
+        "Unregisters the default version, if it is the last.",
+        &[],
+    ),
     (
         "/models/{model_name}/{model_version}",
         "get",
@@ -57,7 +93,13 @@ const MANAGEMENT: [Endpoint; 7] = [
         "The description of a version, or of all.",
         &["customized"],
     ),
-    ("/models/{model_name}/{model_version}/set-default", "put", "setDefault", "Makes a version the default one.", &[]),
+    (
+        "/models/{model_name}/{model_version}/set-default",
+        "put",
+        "setDefault",
+        "Makes a version the default one.",
+        &[],
+    ),
 ];
 
 const METRICS: [Endpoint; 1] =
@@ -66,9 +108,11 @@ const METRICS: [Endpoint; 1] =
 /// Describes the APIs of a listener.
 pub(super) fn description(apis: Apis) -> Value {
     let mut endpoints = EVERYWHERE.to_vec();
-    for (open, part) in
-        [(apis.inference, &INFERENCE[..]), (apis.management, &MANAGEMENT[..]), (apis.metrics, &METRICS[..])]
-    {
+    for (open, part) in [
+        (apis.inference, &INFERENCE[..]),
+        (apis.management, &MANAGEMENT[..]),
+        (apis.metrics, &METRICS[..]),
+    ] {
         endpoints.extend(part.iter().filter(|_| open));
     }
     document("TorchServe APIs", &endpoints, None)
@@ -76,21 +120,28 @@ pub(super) fn description(apis: Apis) -> Value {
 
 /// Describes the inference endpoints of a model.
 pub(super) fn of_model(model: &str) -> Value {
-    let endpoints = INFERENCE.into_iter().filter(|endpoint| endpoint.0.starts_with("/predictions/"));
+    let endpoints =
+        INFERENCE.into_iter().filter(|endpoint| endpoint.0.starts_with("/predictions/"));
     document(&format!("RESTful API for: {model}"), &endpoints.collect::<Vec<_>>(), Some(model))
 }
 
 /// Describes the management endpoints of a model.
 pub(super) fn of_management(model: &str) -> Value {
     let endpoints = MANAGEMENT.into_iter().filter(|endpoint| endpoint.0.starts_with("/models/"));
-    document(&format!("RESTful Management API for: {model}"), &endpoints.collect::<Vec<_>>(), Some(model))
+    document(
+        &format!("RESTful Management API for: {model}"),
+        &endpoints.collect::<Vec<_>>(),
+        Some(model),
+    )
 }
 
 fn document(title: &str, endpoints: &[Endpoint], model: Option<&str>) -> Value {
     let mut paths = Map::new();
     for (path, method, operation, description, query) in endpoints {
-        let path = model.map_or_else(|| (*path).to_owned(), |model| path.replace("{model_name}", model));
-        let of_path = path.split('/').filter_map(|segment| segment.strip_prefix('{')?.split('}').next());
+        let path =
+            model.map_or_else(|| (*path).to_owned(), |model| path.replace("{model_name}", model));
+        let of_path =
+            path.split('/').filter_map(|segment| segment.strip_prefix('{')?.split('}').next());
         let parameter = |name: &str, place: &str| json!({ "in": place, "name": name, "required": place == "path", "schema": { "type": "string" } });
         let parameters: Vec<Value> = of_path
             .map(|name| parameter(name, "path"))

@@ -1,5 +1,6 @@
-//! The policy of the ports: TorchServe's keys, and the tokens and restrictions of the server, for the v2 protocol over HTTP; the count of
-//! TorchServe's own calls over gRPC. TorchServe's own endpoints, and the port of gRPC, check access before the call begins.
+//! The policy of the ports: TorchServe's keys, and the tokens and restrictions of the server, for
+//! the v2 protocol over HTTP; the count of TorchServe's own calls over gRPC. TorchServe's own
+//! endpoints, and the port of gRPC, check access before the call begins.
 
 use http::HeaderMap;
 use pharos::error::Reason;
@@ -25,7 +26,8 @@ impl Policy for Shared {
     fn check(&self, protocol: Protocol, route: Route, headers: &HeaderMap) -> Result<(), Refusal> {
         let class = class(route);
         // Unknown paths need the key of the port that serves the protocol.
-        let wanted = RequiredAccess { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
+        let wanted =
+            RequiredAccess { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
         self.guard.check(protocol, wanted, headers).map_err(|denied| denied.refusal(protocol))
     }
 

@@ -1,4 +1,5 @@
-//! Predictions and explanations: for every path, the body is passed to a handler and its output is returned.
+//! Predictions and explanations: for every path, the body is passed to a handler and its output is
+//! returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,14 +40,17 @@ pub(super) async fn predict(
     body: Body,
 ) -> Result<Response, ErrorResponse> {
     let shared = &*port.shared;
-    let named = target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
+    let named =
+        target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
     // Fail before reading the body if the model is unknown.
-    let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
+    let known =
+        named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
     let parts = parts(shared, head, &target, body).await?;
     let model = match named {
         Some(model) => model,
-        None => model_of(&parts).ok_or_else(|| ErrorResponse::bad_request("Parameter model_name is required."))?,
+        None => model_of(&parts)
+            .ok_or_else(|| ErrorResponse::bad_request("Parameter model_name is required."))?,
     };
     let version = known.map_or_else(|| shared.registry.find(&model, &target.version), Ok)?;
     if head.method == Method::OPTIONS {
@@ -56,7 +60,8 @@ pub(super) async fn predict(
     let entered = enter(shared, reference, &version)?;
     loaded(shared, reference, &version, head.received).await?;
     let mut handler_call = call_of(head, &target);
-    let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut handler_call));
+    let sequence =
+        version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut handler_call));
     let mut request = handler_call::request(reference, &head.id, &parts, handler_call)
         .ok_or_else(|| ErrorResponse::bad_request("The parts of the request are too long"))?;
     if let Some(sequence) = sequence {
@@ -99,9 +104,13 @@ impl Shared {
         request: InferRequest,
         reference: ModelReference<'_>,
     ) -> Result<Box<dyn Responses>, InferError> {
-        self.service.stream(request).map_err(|error| match self.registry.find(reference.name, reference.version) {
-            Ok(_) => error,
-            Err(unregistered) => InferError::new(ErrorCode::NotFound, Reason::UnknownModel, unregistered.message),
+        self.service.stream(request).map_err(|error| {
+            match self.registry.find(reference.name, reference.version) {
+                Ok(_) => error,
+                Err(unregistered) => {
+                    InferError::new(ErrorCode::NotFound, Reason::UnknownModel, unregistered.message)
+                }
+            }
         })
     }
 }
@@ -139,11 +148,13 @@ pub(crate) fn enter(
     if found.deployment().min_workers == 0 {
         return Err(refuse(""));
     }
-    found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket disables queueing"))
+    found
+        .enter()
+        .ok_or_else(|| refuse(". All workers are busy, and useJobTicket disables queueing"))
 }
 
-/// Waits for the first worker of a version while it loads the model, at most `clientTimeoutInMills`. The engine reports any later
-/// error.
+/// Waits for the first worker of a version while it loads the model, at most
+/// `clientTimeoutInMills`. The engine reports any later error.
 ///
 /// # Errors
 /// Too many requests are waiting, or the timeout has passed.
@@ -176,17 +187,26 @@ fn too_late(limit: Duration) -> InferError {
 }
 
 /// Reads the parts of a request.
-async fn parts(shared: &Shared, head: &RequestHead, target: &Target, body: Body) -> Result<Vec<Part>, ErrorResponse> {
+async fn parts(
+    shared: &Shared,
+    head: &RequestHead,
+    target: &Target,
+    body: Body,
+) -> Result<Vec<Part>, ErrorResponse> {
     let limit = shared.settings.max_request_size;
     let whole = match body::read(&shared.budget, body, limit).await {
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
-            let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
+            let message =
+                format!("The body has at least {size} bytes; max_request_size allows {limit}");
             return Err(ErrorResponse::new(413, Exception::BadRequest, message));
         }
-        Err(error) => return Err(failure::refused(&error, ModelReference::default(), || End::Died)),
+        Err(error) => {
+            return Err(failure::refused(&error, ModelReference::default(), || End::Died));
+        }
     };
-    let mut parts = if target.query { form::pairs(head.uri.query().unwrap_or_default()) } else { Vec::new() };
+    let mut parts =
+        if target.query { form::pairs(head.uri.query().unwrap_or_default()) } else { Vec::new() };
     parts.extend(form::parts(head.header("content-type"), whole).await?);
     Ok(parts)
 }
@@ -215,13 +235,18 @@ struct SequencePosition {
     ends: bool,
 }
 
-/// Returns the position of a request in its sequence. A request without an id starts a new sequence, whose id the handler gets.
+/// Returns the position of a request in its sequence. A request without an id starts a new
+/// sequence, whose id the handler gets.
 fn sequence(shared: &Shared, head: &RequestHead, call: &mut HandlerCall) -> SequencePosition {
     let [id, start, end] = &shared.settings.sequence_headers;
     let is_true = |name: &str| head.header(name).eq_ignore_ascii_case("true");
     let given = head.header(id);
     if !given.is_empty() {
-        return SequencePosition { id: given.to_owned(), starts: is_true(start), ends: is_true(end) };
+        return SequencePosition {
+            id: given.to_owned(),
+            starts: is_true(start),
+            ends: is_true(end),
+        };
     }
     let new_id = format!("ts-seq-{}", shared.ids.next());
     call.headers.insert(id.clone(), Value::from(new_id.as_str()));
@@ -229,8 +254,8 @@ fn sequence(shared: &Shared, head: &RequestHead, call: &mut HandlerCall) -> Sequ
     SequencePosition { id: new_id, starts: true, ends: is_true(end) }
 }
 
-/// Builds the response to a client, with the timeline of the request: complete, or streamed if more parts follow. Then the
-/// timeline is not known yet.
+/// Builds the response to a client, with the timeline of the request: complete, or streamed if more
+/// parts follow. Then the timeline is not known yet.
 fn respond(
     first: Streamed,
     responses: Box<dyn Responses>,
@@ -247,9 +272,14 @@ fn respond(
     }
     check_size(&answer.body, max_size)?;
     // An informational status would not end the response.
-    let status =
-        StatusCode::from_u16(answer.status).ok().filter(|status| !status.is_informational()).ok_or_else(|| {
-            InferError::internal(format!("the handler's status is {}; allowed are 200 to 999", answer.status))
+    let status = StatusCode::from_u16(answer.status)
+        .ok()
+        .filter(|status| !status.is_informational())
+        .ok_or_else(|| {
+            InferError::internal(format!(
+                "the handler's status is {}; allowed are 200 to 999",
+                answer.status
+            ))
         })?;
     let body = if last {
         Body::from(answer.body)
@@ -274,8 +304,14 @@ fn respond(
     Ok((response, timeline))
 }
 
-/// Returns how the worker of a failed request ended, if it did. The exit status is known shortly after the connection is lost.
-pub(crate) async fn end_of(shared: &Shared, error: &InferError, version: &Version, since: Instant) -> End {
+/// Returns how the worker of a failed request ended, if it did. The exit status is known shortly
+/// after the connection is lost.
+pub(crate) async fn end_of(
+    shared: &Shared,
+    error: &InferError,
+    version: &Version,
+    since: Instant,
+) -> End {
     if error.reason != Reason::InstanceLost {
         return End::Died;
     }

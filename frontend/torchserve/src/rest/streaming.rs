@@ -1,4 +1,5 @@
-//! A response streamed in parts. If a part fails, the connection is closed: the status has already been sent.
+//! A response streamed in parts. If a part fails, the connection is closed: the status has already
+//! been sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -43,7 +44,10 @@ impl http_body::Body for Parts {
     type Data = Bytes;
     type Error = InferError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, InferError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, InferError>>> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
@@ -51,7 +55,9 @@ impl http_body::Body for Parts {
             if self.has_ended {
                 return Poll::Ready(None);
             }
-            let Some(streamed) = ready!(self.responses.poll_next(cx)) else { return Poll::Ready(None) };
+            let Some(streamed) = ready!(self.responses.poll_next(cx)) else {
+                return Poll::Ready(None);
+            };
             match self.part(streamed) {
                 // Skip: an empty chunk would end the body.
                 Ok(part) if part.is_empty() => {}

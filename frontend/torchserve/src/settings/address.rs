@@ -1,4 +1,5 @@
-//! Parses TorchServe's addresses: `http://HOST[:PORT]`, `https://HOST[:PORT]`, and a host and a port for gRPC.
+//! Parses TorchServe's addresses: `http://HOST[:PORT]`, `https://HOST[:PORT]`, and a host and a
+//! port for gRPC.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
@@ -43,8 +44,9 @@ pub(super) fn parse(key: &str, value: &str, ports: Ports) -> Result<Address, Str
 /// # Errors
 /// The host cannot be resolved.
 pub(super) fn grpc(key: &str, host: &str, port: u16, tls: bool) -> Result<Address, String> {
-    let socket = resolve(host, port)
-        .map_err(|why| format!("{key}={host}: {why}; allowed are IP addresses and names of this machine"))?;
+    let socket = resolve(host, port).map_err(|why| {
+        format!("{key}={host}: {why}; allowed are IP addresses and names of this machine")
+    })?;
     Ok(Address { socket, tls })
 }
 
@@ -72,8 +74,9 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, port));
     }
-    let addresses =
-        (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve the host '{host}': {error}"))?;
+    let addresses = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| format!("cannot resolve the host '{host}': {error}"))?;
     // As in Java, prefer IPv4 if a name has addresses of both families.
     let preferred = addresses.min_by_key(SocketAddr::is_ipv6);
     preferred.ok_or_else(|| format!("the host '{host}' has no address"))
@@ -86,7 +89,9 @@ mod tests {
 
     #[test]
     fn addresses_have_the_ports_of_their_listener() {
-        let at = |text: &str| parse("inference_address", text, Ports { plain: 8080, secure: 8443 }).unwrap();
+        let at = |text: &str| {
+            parse("inference_address", text, Ports { plain: 8080, secure: 8443 }).unwrap()
+        };
         let address = |socket: &str, tls| Address { socket: socket.parse().unwrap(), tls };
         assert_eq!(at("http://127.0.0.1:28080"), address("127.0.0.1:28080", false));
         assert_eq!(at("http://0.0.0.0"), address("0.0.0.0:8080", false));
@@ -98,11 +103,21 @@ mod tests {
 
     #[test]
     fn refuses_invalid_addresses_with_key_and_value() {
-        for text in
-            ["127.0.0.1:8080", "http://", "http://:80", "http://h:x", "http://h:70000", "http://[::1", "unix:/tmp/s"]
-        {
-            let error = parse("inference_address", text, Ports { plain: 1, secure: 2 }).unwrap_err();
-            assert!(error.contains(&format!("inference_address={text}: ")) && error.contains("allowed"), "{error}");
+        for text in [
+            "127.0.0.1:8080",
+            "http://",
+            "http://:80",
+            "http://h:x",
+            "http://h:70000",
+            "http://[::1",
+            "unix:/tmp/s",
+        ] {
+            let error =
+                parse("inference_address", text, Ports { plain: 1, secure: 2 }).unwrap_err();
+            assert!(
+                error.contains(&format!("inference_address={text}: ")) && error.contains("allowed"),
+                "{error}"
+            );
         }
         let error = grpc("grpc_inference_address", "no such host", 1, false).unwrap_err();
         assert!(error.contains("grpc_inference_address=no such host"), "{error}");

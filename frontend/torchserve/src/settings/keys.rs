@@ -14,7 +14,8 @@ pub enum Effect {
 pub struct Key {
     /// The name in the file.
     pub name: &'static str,
-    /// Whether `TS_NAME` in the environment overrides the file if that sets `enable_envvars_config=true`.
+    /// Whether `TS_NAME` in the environment overrides the file if that sets
+    /// `enable_envvars_config=true`.
     pub variable: bool,
     /// The effect in this server.
     pub effect: Effect,
@@ -32,10 +33,11 @@ const fn none(name: &'static str, why: &'static str) -> Key {
     Key { name, variable: true, effect: Effect::None(why) }
 }
 
-const THREADS: &str = "the server uses one thread for each CPU (set --http-thread-count after '--')";
+const THREADS: &str =
+    "the server uses one thread for each CPU (set --http-thread-count after '--')";
 const JAVA: &str = "the key configures Java's memory and sockets";
-const IPEX: &str =
-    "workers are started without Intel's launcher; the handler may import intel_extension_for_pytorch itself";
+const IPEX: &str = "workers are started without Intel's launcher; the handler may import \
+                    intel_extension_for_pytorch itself";
 const WORKFLOWS: &str = "workflows are not supported; use an ensemble in the model repository";
 
 /// Every key, in the order of TorchServe's documentation.
@@ -49,7 +51,10 @@ pub const KEYS: &[Key] = &[
     same("default_workers_per_model"),
     same("default_response_timeout"),
     same("default_startup_timeout"),
-    none("unregister_model_timeout", "an unregistered model completes its accepted requests in the background"),
+    none(
+        "unregister_model_timeout",
+        "an unregistered model completes its accepted requests in the background",
+    ),
     none("number_of_netty_threads", THREADS),
     none("netty_client_threads", THREADS),
     same("job_queue_size"),
@@ -95,7 +100,10 @@ pub const KEYS: &[Key] = &[
     same("grpc_inference_max_connection_age_grace_ms"),
     same("grpc_management_max_connection_age_grace_ms"),
     same("initial_worker_port"),
-    none("initial_distribution_port", "workers with several processes (torchrun) are not supported"),
+    none(
+        "initial_distribution_port",
+        "workers with several processes (torchrun) are not supported",
+    ),
     none("workflow_store", WORKFLOWS),
     none("cpp_log_config", "C++ handlers are not supported"),
     same("ts_open_inference_protocol"),
@@ -114,7 +122,8 @@ pub const KEYS: &[Key] = &[
     none("version", "snapshots record the version of their server in it"),
     none(
         "system_metrics_cmd",
-        "system metrics need no external program; send metrics of scripts as StatsD datagrams (--statsd-address after '--')",
+        "system metrics need no external program; send metrics of scripts as StatsD datagrams \
+         (--statsd-address after '--')",
     ),
     file_only("vmargs"),
     file_only("tsConfigFile"),
@@ -131,7 +140,8 @@ pub(super) fn known(name: &str) -> Option<&'static Key> {
 
 /// Returns the known key most similar to `name`, if one is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
-    let (difference, nearest) = KEYS.iter().map(|key| (distance(key.name, name), key.name)).min()?;
+    let (difference, nearest) =
+        KEYS.iter().map(|key| (distance(key.name, name), key.name)).min()?;
     (difference <= 3).then_some(nearest)
 }
 
@@ -163,6 +173,9 @@ mod tests {
         assert_eq!(nearest("metrics_mod"), Some("metrics_mode"));
         assert_eq!(nearest("defualt_workers_per_model"), Some("default_workers_per_model"));
         assert_eq!(nearest("something_else"), None);
-        assert_eq!((distance("abc", "abc"), distance("abc", ""), distance("abc", "axcd")), (0, 3, 2));
+        assert_eq!(
+            (distance("abc", "abc"), distance("abc", ""), distance("abc", "axcd")),
+            (0, 3, 2)
+        );
     }
 }

@@ -60,13 +60,18 @@ pub struct ModelProperties {
     pub runtime_type: Option<String>,
 }
 
-/// Parses the JSON object of `key`: names map to versions, which map to properties. Reports invalid entries to `warn` and skips
-/// them.
+/// Parses the JSON object of `key`: names map to versions, which map to properties. Reports invalid
+/// entries to `warn` and skips them.
 ///
 /// # Errors
 /// The text is not a JSON object.
-pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Result<Vec<ModelProperties>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("{key} is not valid JSON: {error}"))?;
+pub(super) fn parse(
+    key: &str,
+    text: &str,
+    warn: &mut dyn FnMut(String),
+) -> Result<Vec<ModelProperties>, String> {
+    let value: Value =
+        serde_json::from_str(text).map_err(|error| format!("{key} is not valid JSON: {error}"))?;
     let Value::Object(models) = &value else { return Err(format!("{key} is not a JSON object")) };
     // In a snapshot, the models are one level deeper.
     let models = match (key, models.get("models")) {
@@ -82,14 +87,19 @@ pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Resu
         };
         for (version, said) in versions {
             let Value::Object(said) = said else {
-                warn(format!("{key}: ignored version '{version}' of '{name}', which is not an object"));
+                warn(format!(
+                    "{key}: ignored version '{version}' of '{name}', which is not an object"
+                ));
                 continue;
             };
             let mut warn_of_version = |what| warn(format!("{key}: '{name}' {version}: {what}"));
             // A snapshot always has these properties.
             if key != "model_snapshot" {
-                for unused in said.keys().filter(|property| NO_EFFECT.contains(&property.as_str())) {
-                    warn_of_version(format!("{unused} has no effect here; set it in the archive's model-config.yaml"));
+                for unused in said.keys().filter(|property| NO_EFFECT.contains(&property.as_str()))
+                {
+                    warn_of_version(format!(
+                        "{unused} has no effect here; set it in the archive's model-config.yaml"
+                    ));
                 }
             }
             all.push(properties(name, version, said, &mut warn_of_version));
@@ -98,20 +108,36 @@ pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Resu
     Ok(all)
 }
 
-fn properties(name: &str, version: &str, said: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> ModelProperties {
-    let mut properties = ModelProperties { name: name.to_owned(), version: version.to_owned(), ..Default::default() };
+fn properties(
+    name: &str,
+    version: &str,
+    said: &Map<String, Value>,
+    warn: &mut dyn FnMut(String),
+) -> ModelProperties {
+    let mut properties = ModelProperties {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        ..Default::default()
+    };
     let mut numbers = Map::new();
     for (key, value) in said {
         match key.as_str() {
             "defaultVersion" => properties.default_version = value.as_bool().unwrap_or(false),
             "runtimeType" => match value.as_str() {
-                Some(runtime @ ("python" | "python3")) => properties.runtime_type = Some(runtime.to_owned()),
-                _ => warn(format!("{key} is {value}; allowed are \"python\" and \"python3\"; ignored")),
+                Some(runtime @ ("python" | "python3")) => {
+                    properties.runtime_type = Some(runtime.to_owned())
+                }
+                _ => warn(format!(
+                    "{key} is {value}; allowed are \"python\" and \"python3\"; ignored"
+                )),
             },
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
             name if ModelParameters::KEYS.contains(&name) => match number(value) {
                 Some(number) => _ = numbers.insert(key.clone(), number.into()),
-                None => warn(format!("{key} is {value}; allowed are whole numbers from 0 to {}; ignored", u32::MAX)),
+                None => warn(format!(
+                    "{key} is {value}; allowed are whole numbers from 0 to {}; ignored",
+                    u32::MAX
+                )),
             },
             name if NO_EFFECT.contains(&name) => {}
             _ => warn(format!("unknown key {key}; allowed are {KEYS}; ignored")),
@@ -122,8 +148,8 @@ fn properties(name: &str, version: &str, said: &Map<String, Value>, warn: &mut d
 }
 
 /// The properties that have an effect.
-const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, maxBatchDelay, responseTimeout \
-                    and startupTimeout";
+const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, \
+                    maxBatchDelay, responseTimeout and startupTimeout";
 
 /// Properties of snapshots without effect: the archive's `model-config.yaml` sets them.
 const NO_EFFECT: [&str; 8] = [

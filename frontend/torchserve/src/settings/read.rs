@@ -27,8 +27,8 @@ struct Reader<'a> {
 }
 
 impl Settings {
-    /// Reads properties, in which variables are expanded and the environment and the command line are merged. `gpus` are the
-    /// usable GPUs; `work_directory` is an existing private directory.
+    /// Reads properties, in which variables are expanded and the environment and the command line
+    /// are merged. `gpus` are the usable GPUs; `work_directory` is an existing private directory.
     ///
     /// # Errors
     /// A value is invalid; the text names the key, the value and what is allowed.
@@ -50,14 +50,26 @@ impl Settings {
 
 impl Reader<'_> {
     fn settings(&mut self, gpus: Vec<u32>, work_directory: PathBuf) -> Result<Settings, String> {
-        let inference =
-            self.address("inference_address", "http://127.0.0.1:8080", Ports { plain: 8080, secure: 8443 })?;
-        let management =
-            self.address("management_address", "http://127.0.0.1:8081", Ports { plain: 8081, secure: 8444 })?;
+        let inference = self.address(
+            "inference_address",
+            "http://127.0.0.1:8080",
+            Ports { plain: 8080, secure: 8443 },
+        )?;
+        let management = self.address(
+            "management_address",
+            "http://127.0.0.1:8081",
+            Ports { plain: 8081, secure: 8444 },
+        )?;
         let metrics = self.metrics_address()?;
         let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
         let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
-        let all = [Some(inference), Some(management), metrics, Some(grpc_inference), Some(grpc_management)];
+        let all = [
+            Some(inference),
+            Some(management),
+            metrics,
+            Some(grpc_inference),
+            Some(grpc_management),
+        ];
         // Without effect here, but their values are checked.
         self.number::<u32>("unregister_model_timeout", 120)?;
         self.flag("ts_open_inference_protocol", false);
@@ -71,7 +83,11 @@ impl Reader<'_> {
             sequence_headers: ["id", "start", "end"].map(|part| self.sequence_header(part)),
             model_store: self.text("model_store").map(PathBuf::from),
             load_models: LoadModels::parse(self.text("load_models").unwrap_or_default()),
-            snapshot: self.text("model_snapshot").is_some().then(|| self.models("model_snapshot")).transpose()?,
+            snapshot: self
+                .text("model_snapshot")
+                .is_some()
+                .then(|| self.models("model_snapshot"))
+                .transpose()?,
             models: self.models("models")?,
             allowed_urls: self.allowed_urls()?,
             install_requirements: self.flag("install_py_dep_per_model", false),
@@ -114,7 +130,11 @@ impl Reader<'_> {
 
     /// Returns the address of metrics; `None` if `enable_metrics_api` disables it.
     fn metrics_address(&mut self) -> Result<Option<Address>, String> {
-        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", Ports { plain: 8082, secure: 8445 })?;
+        let metrics = self.address(
+            "metrics_address",
+            "http://127.0.0.1:8082",
+            Ports { plain: 8082, secure: 8445 },
+        )?;
         Ok(Some(metrics).filter(|_| self.flag("enable_metrics_api", true)))
     }
 
@@ -133,12 +153,18 @@ impl Reader<'_> {
             match keys::known(name).map(|key| key.effect) {
                 Some(Effect::Same) => {}
                 Some(Effect::None(why)) => {
-                    self.notes.push(Note { warning: false, text: format!("{name}={value} has no effect: {why}") });
+                    self.notes.push(Note {
+                        warning: false,
+                        text: format!("{name}={value} has no effect: {why}"),
+                    });
                 }
                 None => {
-                    let remedy = keys::nearest(name).map(|meant| format!("; did you mean '{meant}'?"));
+                    let remedy =
+                        keys::nearest(name).map(|meant| format!("; did you mean '{meant}'?"));
                     let remedy = remedy.as_deref().unwrap_or_default();
-                    self.warn(format!("unknown key '{name}' in config.properties is ignored{remedy}"));
+                    self.warn(format!(
+                        "unknown key '{name}' in config.properties is ignored{remedy}"
+                    ));
                 }
             }
         }
@@ -154,7 +180,8 @@ impl Reader<'_> {
         found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// Reads a flag. As in Java, any value other than `true` means false; warns if it is not `false`.
+    /// Reads a flag. As in Java, any value other than `true` means false; warns if it is not
+    /// `false`.
     fn flag(&mut self, key: &str, default: bool) -> bool {
         let Some(value) = self.text(key).map(str::to_owned) else { return default };
         if value.eq_ignore_ascii_case("true") {
@@ -190,7 +217,9 @@ impl Reader<'_> {
         let milliseconds = |part: &str| {
             let key = format!("grpc_{which}_max_connection_age_{part}ms");
             match self.text(&key) {
-                Some(_) => self.number(&key, 0).map(|milliseconds| Some(Duration::from_millis(milliseconds))),
+                Some(_) => self
+                    .number(&key, 0)
+                    .map(|milliseconds| Some(Duration::from_millis(milliseconds))),
                 None => Ok(None),
             }
         };
@@ -201,15 +230,18 @@ impl Reader<'_> {
     fn tls(&self) -> Result<TlsFiles, String> {
         if let Some(keystore) = self.text("keystore") {
             return Err(format!(
-                "keystore={keystore}: Java key stores are not supported; set certificate_file and private_key_file to PEM \
-                 files ('openssl pkcs12 -in KEYSTORE -nodes' converts a key store)"
+                "keystore={keystore}: Java key stores are not supported; set certificate_file and \
+                 private_key_file to PEM files ('openssl pkcs12 -in KEYSTORE -nodes' converts a \
+                 key store)"
             ));
         }
         match (self.text("certificate_file"), self.text("private_key_file")) {
             (Some(certificate), Some(key)) => {
                 Ok(TlsFiles { certificate: certificate.into(), key: key.into(), authorities: None })
             }
-            _ => Err("TLS needs certificate_file and private_key_file; the server generates no certificate".to_owned()),
+            _ => Err("TLS needs certificate_file and private_key_file; the server generates no \
+                      certificate"
+                .to_owned()),
         }
     }
 
@@ -221,7 +253,9 @@ impl Reader<'_> {
     fn token(&mut self) -> Result<Option<Token>, String> {
         let minutes: f64 = self.number("token_expiration_min", 60.0)?;
         if !(minutes > 0.0 && minutes <= 525_600_000.0) {
-            return Err(format!("token_expiration_min={minutes}: allowed are minutes greater than 0"));
+            return Err(format!(
+                "token_expiration_min={minutes}: allowed are minutes greater than 0"
+            ));
         }
         let expiration = Duration::from_secs_f64(minutes * 60.0);
         let disabled = self.flag("disable_token_authorization", false);
@@ -243,8 +277,9 @@ impl Reader<'_> {
         let mut compiled = Vec::new();
         for pattern in list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()) {
             // The pattern must match the whole URL.
-            let whole = Regex::new(&format!("^(?:{pattern})$"))
-                .map_err(|error| format!("allowed_urls={pattern}: invalid regular expression: {error}"))?;
+            let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+                format!("allowed_urls={pattern}: invalid regular expression: {error}")
+            })?;
             compiled.push(whole);
         }
         Ok(compiled)
@@ -256,7 +291,9 @@ impl Reader<'_> {
         if ["log", "prometheus", "legacy", "both", "tslog"].contains(&mode.as_str()) {
             return Some(mode);
         }
-        self.warn(format!("metrics_mode={mode}: allowed are log, prometheus, legacy and both; using log"));
+        self.warn(format!(
+            "metrics_mode={mode}: allowed are log, prometheus, legacy and both; using log"
+        ));
         Some("log".to_owned())
     }
 }

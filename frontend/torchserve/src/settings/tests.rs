@@ -24,8 +24,13 @@ fn an_empty_configuration_gives_torchserves_defaults() {
     assert_eq!(settings.grpc_management, at("127.0.0.1:7071", false));
     assert_eq!((settings.max_request_size, settings.max_response_size), (6_553_500, 6_553_500));
     assert_eq!((settings.job_queue_size, settings.default_response_timeout), (100, 120));
-    assert_eq!(settings.token.as_ref().map(|token| token.expiration), Some(Duration::from_secs(3600)));
-    assert!(!settings.model_api && settings.decode_input_request && settings.limit_max_image_pixels);
+    assert_eq!(
+        settings.token.as_ref().map(|token| token.expiration),
+        Some(Duration::from_secs(3600))
+    );
+    assert!(
+        !settings.model_api && settings.decode_input_request && settings.limit_max_image_pixels
+    );
     assert_eq!(settings.default_workers(), 2);
     assert_eq!(settings.gpus, [0, 3]);
     assert_eq!((settings.metrics_mode, settings.metric_time_interval), (None, 60));
@@ -55,7 +60,10 @@ fn configured_values_replace_defaults() {
     assert_eq!(settings.load_models, LoadModels::Listed(listed.to_vec()));
     assert_eq!((settings.gpus, settings.configured_workers), (vec![0], 3));
     assert_eq!(settings.metrics_mode.as_deref(), Some("prometheus"));
-    assert_eq!((settings.cors.origin.as_deref(), settings.envelope.as_deref()), (Some("*"), Some("kserve")));
+    assert_eq!(
+        (settings.cors.origin.as_deref(), settings.envelope.as_deref()),
+        (Some("*"), Some("kserve"))
+    );
     assert_eq!(read("load_models=ALL").unwrap().0.load_models, LoadModels::All);
     assert_eq!(read("load_models=none").unwrap().0.load_models, LoadModels::None);
 }
@@ -63,19 +71,27 @@ fn configured_values_replace_defaults() {
 #[test]
 fn reads_properties_of_model_versions() {
     let (settings, notes) = read(
-        "models={\\\n \"slow\": {\"1.0\": {\"defaultVersion\": true, \"marName\": \"slow.mar\", \"minWorkers\": 2, \\\n\
-         \"batchSize\": \"4\", \"responseTimeout\": -1, \"colour\": 1, \"jobQueueSize\": 5}}, \"odd\": 3}\n\
-         model_snapshot={\"name\": \"s\", \"modelCount\": 1, \"models\": {\"m\": {\"2.0\": {\"marName\": \"m.mar\", \"useJobTicket\": true}}}}\n",
+        "models={\\\n \"slow\": {\"1.0\": {\"defaultVersion\": true, \"marName\": \"slow.mar\", \
+         \"minWorkers\": 2, \\\n\"batchSize\": \"4\", \"responseTimeout\": -1, \"colour\": 1, \
+         \"jobQueueSize\": 5}}, \"odd\": 3}\nmodel_snapshot={\"name\": \"s\", \"modelCount\": 1, \
+         \"models\": {\"m\": {\"2.0\": {\"marName\": \"m.mar\", \"useJobTicket\": true}}}}\n",
     )
     .unwrap();
     let slow = settings.model_properties("slow", "1.0").unwrap();
     let model = &slow.model;
-    assert_eq!((model.min_workers, model.batch_size, model.response_timeout), (Some(2), Some(4), None));
+    assert_eq!(
+        (model.min_workers, model.batch_size, model.response_timeout),
+        (Some(2), Some(4), None)
+    );
     assert!(slow.default_version && settings.model_properties("slow", "2.0").is_none());
-    assert_eq!(settings.snapshot.as_ref().and_then(|all| all.first()?.mar_name.as_deref()), Some("m.mar"));
+    assert_eq!(
+        settings.snapshot.as_ref().and_then(|all| all.first()?.mar_name.as_deref()),
+        Some("m.mar")
+    );
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
     let parts = [
-        "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; ignored",
+        "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; \
+         ignored",
         "'slow' 1.0: unknown key colour; allowed are defaultVersion, ",
         "'slow' 1.0: jobQueueSize has no effect here; set it in the archive's model-config.yaml",
         "'odd', which is not an object",
@@ -98,16 +114,24 @@ fn reads_properties_of_model_versions() {
 #[test]
 fn notes_keys_without_effect_and_unknown_keys() {
     let (_, notes) = read(
-        "number_of_netty_threads=4\nvmargs=-Xmx1g\nmetrics_mod=log\nsomething=1\nmetrics_mode=both of them\n\
-         enable_model_api=yes\n",
+        "number_of_netty_threads=4\nvmargs=-Xmx1g\nmetrics_mod=log\nsomething=1\n\
+         metrics_mode=both of them\nenable_model_api=yes\n",
     )
     .unwrap();
-    let shown: Vec<(bool, &str)> = notes.iter().map(|noted| (noted.warning, noted.text.as_str())).collect();
+    let shown: Vec<(bool, &str)> =
+        notes.iter().map(|noted| (noted.warning, noted.text.as_str())).collect();
     let expected = [
-        (true, "unknown key 'metrics_mod' in config.properties is ignored; did you mean 'metrics_mode'?"),
+        (
+            true,
+            "unknown key 'metrics_mod' in config.properties is ignored; did you mean \
+             'metrics_mode'?",
+        ),
         (true, "unknown key 'something' in config.properties is ignored"),
         (true, "enable_model_api=yes: allowed are true and false; using false"),
-        (true, "metrics_mode=both of them: allowed are log, prometheus, legacy and both; using log"),
+        (
+            true,
+            "metrics_mode=both of them: allowed are log, prometheus, legacy and both; using log",
+        ),
     ];
     assert_eq!(shown.get(..4), Some(&expected[..]));
     assert!(

@@ -6,7 +6,8 @@ use super::*;
 fn kept_after_cancellation() -> [(Settings, bool); 3] {
     let overlapping = |implicit| {
         with(oldest(1), |sequences| {
-            (sequences.iterative, sequences.overlapping, sequences.implicit_start) = (true, true, implicit);
+            (sequences.iterative, sequences.overlapping, sequences.implicit_start) =
+                (true, true, implicit);
         })
     };
     let implicit = with(oldest(1), |sequences| sequences.implicit_start = true);
@@ -47,7 +48,11 @@ fn a_sequence_without_requests_holds_a_slot_no_longer_than_its_idle_time() {
         bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now);
         bench.done(1);
         bench.actions();
-        assert_eq!(bench.scheduler.sequences().unwrap().slots_used, usize::from(!implicit), "START is remembered");
+        assert_eq!(
+            bench.scheduler.sequences().unwrap().slots_used,
+            usize::from(!implicit),
+            "START is remembered"
+        );
         bench.wait();
         assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 0);
         bench.send(&["(c"]);

@@ -5,7 +5,9 @@ use super::*;
 #[test]
 fn limits_reject_on_arrival() {
     let mut bench = Bench::new(
-        with(oldest(1), |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (Some(1), 1)),
+        with(oldest(1), |sequences: &mut SequenceSettings| {
+            (sequences.max_backlog, sequences.max_queue) = (Some(1), 1)
+        }),
         1,
     );
     bench.send(&["(a"]);
@@ -90,7 +92,8 @@ fn the_limit_of_a_sequence_counts_waiting_requests_with_both_strategies() {
         let mut bench = Bench::new(with(settings, |sequences| sequences.max_queue = 1), 1);
         bench.send(&["(a"]);
         bench.check(["1: (1"]);
-        // While the instance executes another sequence, the first request of this one waits like any other.
+        // While the instance executes another sequence, the first request of this one waits like
+        // any other.
         bench.send(&["(b", "b", "b"]);
         bench.check(["3 QueueFull", "4 QueueFull"]);
         bench.done(1);

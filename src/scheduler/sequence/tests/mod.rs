@@ -55,7 +55,8 @@ impl Bench {
         Self { scheduler, now: Instant(0), next: 0 }
     }
 
-    /// Enqueues requests: each is the letter of its sequence with `(` for START, `)` for END, and `'` for another shape.
+    /// Enqueues requests: each is the letter of its sequence with `(` for START, `)` for END, and
+    /// `'` for another shape.
     fn send(&mut self, requests: &[&str]) {
         requests.iter().for_each(|text| self.send_with(text, 0));
     }
@@ -68,7 +69,8 @@ impl Bench {
         let shape_key = u64::from(text.contains('\''));
         let sequence = Some(InSequence { id: CorrelationId::String(name.to_owned()), start, end });
         let request = RequestId(self.next);
-        let ticket = Ticket { request, batch_size: 1, shape_key, timeout_us, sequence, ..Ticket::default() };
+        let ticket =
+            Ticket { request, batch_size: 1, shape_key, timeout_us, sequence, ..Ticket::default() };
         self.scheduler.enqueue(ticket, self.now);
     }
 
@@ -82,17 +84,27 @@ impl Bench {
                         .map(|slot| match slot {
                             None => "-".to_owned(),
                             Some(SlotStep { request, start, end, .. }) => {
-                                format!("{}{}{}", if start { "(" } else { "" }, request.0, if end { ")" } else { "" })
+                                format!(
+                                    "{}{}{}",
+                                    if start { "(" } else { "" },
+                                    request.0,
+                                    if end { ")" } else { "" }
+                                )
                             }
                         })
                         .collect();
-                    let reason =
-                        if reason == SendReason::Idle { String::new() } else { format!(" {}", reason.as_str()) };
+                    let reason = if reason == SendReason::Idle {
+                        String::new()
+                    } else {
+                        format!(" {}", reason.as_str())
+                    };
                     format!("{}: {}{reason}", instance.0, slots.join(" "))
                 }
                 Action::Reject { request, reason } => format!("{} {reason:?}", request.0),
                 Action::SequenceRestarted { request } => format!("{} restarts", request.0),
-                Action::SequencesEnded { instance, keys } => format!("{} ended {keys:?}", instance.0),
+                Action::SequencesEnded { instance, keys } => {
+                    format!("{} ended {keys:?}", instance.0)
+                }
                 other => format!("{other:?}"),
             })
             .collect()
@@ -141,7 +153,9 @@ fn a_busy_sequence_does_not_stop_those_of_other_shapes() {
     bench.check(["1: (1"]);
     bench.at(1);
     bench.send(&["a", "a", "(b'", "b'", "(c"]);
-    for (ended, next) in [(2, "1: - (4 - shape"), (3, "1: 2 - (6 shape"), (4, "1: - 5 shape"), (5, "1: 3")] {
+    for (ended, next) in
+        [(2, "1: - (4 - shape"), (3, "1: 2 - (6 shape"), (4, "1: - 5 shape"), (5, "1: 3")]
+    {
         bench.at(ended);
         bench.done(1);
         bench.check([next]);
@@ -150,7 +164,8 @@ fn a_busy_sequence_does_not_stop_those_of_other_shapes() {
 
 #[test]
 fn a_free_slot_goes_to_the_backlog_in_order() {
-    let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
+    let mut bench =
+        Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
     bench.send(&["(a", "(b", "b)", "(c)", "a)"]);
     bench.check(["1: (1 full"]);
     bench.done(1);
@@ -244,7 +259,11 @@ fn a_cancelled_request_ends_its_sequence() {
     bench.check(["2 Cancelled", "3 SequenceCancelled"]);
     bench.send(&["a"]);
     bench.check(["5 SequenceNotStarted"]);
-    assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 2, "its first request still executes");
+    assert_eq!(
+        bench.scheduler.sequences().unwrap().slots_used,
+        2,
+        "its first request still executes"
+    );
     bench.done(1);
     bench.check(["1 ended [1]"]);
     assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 1);
@@ -254,14 +273,19 @@ fn a_cancelled_request_ends_its_sequence() {
 
 #[test]
 fn an_idle_sequence_loses_its_slot() {
-    let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
+    let mut bench =
+        Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
     bench.send(&["(a", "(b"]);
     bench.check(["1: (1 full"]);
     bench.at(IDLE * 3);
     bench.check([]);
     bench.done(1);
     bench.check([]);
-    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(IDLE * 4000)), "the idle time starts with the last answer");
+    assert_eq!(
+        bench.scheduler.poll_timeout(),
+        Some(Instant(IDLE * 4000)),
+        "the idle time starts with the last answer"
+    );
     bench.at(IDLE * 4);
     bench.check(["1 ended [1]", "1: (2 full"]);
     bench.send(&["a"]);
@@ -362,7 +386,9 @@ fn restarts_are_not_reported_after_end_or_for_iterative_requests() {
     for settings in [direct(), oldest(4)] {
         let mut bench = Bench::new(settings.clone(), 1);
         bench.send(&["(a)", "(a", "a)", "(a)"]);
-        let restarts = |actions: Vec<String>| actions.iter().filter(|action| action.contains("restarts")).count();
+        let restarts = |actions: Vec<String>| {
+            actions.iter().filter(|action| action.contains("restarts")).count()
+        };
         assert_eq!(restarts(bench.actions()), 0, "after END the id belongs to another sequence");
         let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
         bench.send(&["(a", "(a", "(a)"]);
@@ -381,8 +407,15 @@ fn a_lost_iterative_request_has_a_separate_error() {
         bench.check(["2 RequestLost"]);
     }
     let error = RejectReason::RequestLost.error("m", &CorrelationId::default());
-    assert_eq!((error.code, error.reason), (crate::error::ErrorCode::Unavailable, crate::error::Reason::InstanceLost));
-    assert!(error.message.contains("'m'") && error.message.ends_with("can be sent again"), "{}", error.message);
+    assert_eq!(
+        (error.code, error.reason),
+        (crate::error::ErrorCode::Unavailable, crate::error::Reason::InstanceLost)
+    );
+    assert!(
+        error.message.contains("'m'") && error.message.ends_with("can be sent again"),
+        "{}",
+        error.message
+    );
 }
 
 #[test]
@@ -428,16 +461,23 @@ fn an_iterative_request_runs_until_it_is_not_rescheduled() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a"]);
     bench.check(["1: (1"]);
-    assert!(!bench.scheduler.reschedule(RequestId(1), false), "only iterative sequences can be rescheduled");
+    assert!(
+        !bench.scheduler.reschedule(RequestId(1), false),
+        "only iterative sequences can be rescheduled"
+    );
 }
 
 #[test]
 fn a_held_request_waits_while_others_continue() {
     let mut waits = settings(4, SequenceStrategy::Direct { minimum_slot_utilization: 0.25 });
     waits.max_queue_delay_us = 1000;
-    for (settings, other, reason) in [(direct(), "- 2", ""), (waits, "- 2", " preferred"), (oldest(2), "2", "")] {
+    for (settings, other, reason) in
+        [(direct(), "- 2", ""), (waits, "- 2", " preferred"), (oldest(2), "2", "")]
+    {
         let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
-        let check = |bench: &mut Bench, slots: &str| assert_eq!(bench.actions(), [format!("1: {slots}{reason}")]);
+        let check = |bench: &mut Bench, slots: &str| {
+            assert_eq!(bench.actions(), [format!("1: {slots}{reason}")])
+        };
         bench.send(&["(a)", "(b)"]);
         check(&mut bench, "(1 (2");
         assert!(bench.scheduler.reschedule(RequestId(1), true));

@@ -49,7 +49,9 @@ fn the_next_request_starts_while_the_previous_one_is_rescheduled() {
 
 #[test]
 fn ordinary_sequences_never_overlap() {
-    for (settings, iterative) in [(oldest(4), false), (direct(), false), (oldest(4), true), (direct(), true)] {
+    for (settings, iterative) in
+        [(oldest(4), false), (direct(), false), (oldest(4), true), (direct(), true)]
+    {
         let settings = with(settings, |sequences| sequences.iterative = iterative);
         let mut bench = Bench::new(settings, 1);
         bench.send(&["(a"]);
@@ -63,7 +65,9 @@ fn ordinary_sequences_never_overlap() {
     }
     // Without the strategy or without iterative sequences the setting has no effect.
     for (settings, iterative) in [(direct(), true), (oldest(4), false)] {
-        let settings = with(settings, |sequences| (sequences.iterative, sequences.overlapping) = (iterative, true));
+        let settings = with(settings, |sequences| {
+            (sequences.iterative, sequences.overlapping) = (iterative, true)
+        });
         let mut bench = Bench::new(settings, 1);
         bench.send(&["(a"]);
         bench.check(["1: (1"]);
@@ -98,7 +102,8 @@ fn more_than_a_batch_take_turns() {
     for _ in 0..6 {
         bench.again(1, &runs);
         let batch = bench.actions().pop().unwrap();
-        runs = batch[3..].split(' ').filter_map(|step| step.trim_matches('(').parse().ok()).collect();
+        runs =
+            batch[3..].split(' ').filter_map(|step| step.trim_matches('(').parse().ok()).collect();
         assert_eq!(runs.len(), 2, "{batch}");
         assert!(runs.is_sorted(), "in the order of arrival: {batch}");
     }
@@ -119,7 +124,8 @@ fn a_held_request_does_not_block_others_of_its_sequence() {
 
 #[test]
 fn cancelling_one_request_does_not_end_others() {
-    let mut bench = Bench::new(with(overlapping(4), |sequences| sequences.implicit_start = false), 1);
+    let mut bench =
+        Bench::new(with(overlapping(4), |sequences| sequences.implicit_start = false), 1);
     bench.send(&["(a", "a", "a"]);
     bench.check(["1: (1"]);
     bench.scheduler.cancel(RequestId(2), bench.now);
@@ -131,7 +137,10 @@ fn cancelling_one_request_does_not_end_others() {
     bench.scheduler.cancel(RequestId(1), bench.now);
     bench.again(1, &[3]);
     let actions = bench.actions();
-    assert!(actions.contains(&"1 Cancelled".to_owned()) && actions.contains(&"1: 3".to_owned()), "{actions:?}");
+    assert!(
+        actions.contains(&"1 Cancelled".to_owned()) && actions.contains(&"1: 3".to_owned()),
+        "{actions:?}"
+    );
     bench.done(1);
     assert_eq!(bench.actions().len(), 1, "the end of its sequence");
     assert_eq!(bench.active(), (1, 1));
@@ -139,7 +148,8 @@ fn cancelling_one_request_does_not_end_others() {
 
 #[test]
 fn a_sequence_is_not_idle_while_a_request_is_rescheduled() {
-    let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
+    let mut bench =
+        Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
     bench.send(&["a"]);
     bench.check(["1: (1"]);
     bench.again(1, &[1]);
@@ -171,8 +181,11 @@ fn the_end_flag_does_not_stop_rescheduled_requests() {
 
 #[test]
 fn a_sequence_that_the_model_ends_finishes_its_requests() {
-    let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
-    let end = |bench: &mut Bench| bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now);
+    let mut bench =
+        Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
+    let end = |bench: &mut Bench| {
+        bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now)
+    };
     bench.send(&["a", "a"]);
     bench.check(["1: (1"]);
     end(&mut bench);
@@ -208,7 +221,11 @@ fn losing_an_instance_rejects_all_requests_of_its_sequences() {
     bench.scheduler.instance_lost(ONE, bench.now);
     let mut actions = bench.actions();
     actions.sort();
-    assert_eq!(actions, ["1 RequestLost", "3 RequestLost"], "2 is in flight and belongs to the driver");
+    assert_eq!(
+        actions,
+        ["1 RequestLost", "3 RequestLost"],
+        "2 is in flight and belongs to the driver"
+    );
     bench.scheduler.instance_ready(ONE, bench.now);
     bench.send(&["a"]);
     bench.check(["1: (4"]);
@@ -252,13 +269,25 @@ impl Seen {
         assert!(steps.is_sorted_by_key(|step| step.request));
         for step in steps {
             let name = &self.of[&step.request.0];
-            assert_eq!(*self.homes.entry(name.clone()).or_insert(instance), instance, "one instance");
+            assert_eq!(
+                *self.homes.entry(name.clone()).or_insert(instance),
+                instance,
+                "one instance"
+            );
             assert_eq!(self.open.insert(step.key), step.start, "a key starts once");
             let first = self.begun.entry(name.clone()).or_default();
-            assert!(!step.start || step.request.0 > std::mem::replace(first, step.request.0), "in order");
+            assert!(
+                !step.start || step.request.0 > std::mem::replace(first, step.request.0),
+                "in order"
+            );
         }
-        let names: Vec<_> = steps.iter().filter(|step| step.start).map(|step| &self.of[&step.request.0]).collect();
-        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "only one request of a sequence starts");
+        let names: Vec<_> =
+            steps.iter().filter(|step| step.start).map(|step| &self.of[&step.request.0]).collect();
+        assert_eq!(
+            names.iter().collect::<BTreeSet<_>>().len(),
+            names.len(),
+            "only one request of a sequence starts"
+        );
         let before = self.flying.insert(instance, steps.iter().map(|step| step.request).collect());
         assert_eq!(before, None, "one batch at a time");
     }
@@ -278,7 +307,8 @@ impl Seen {
     }
 }
 
-/// Random runs: each request is executed the required number of times by one instance, and starts after the previous one.
+/// Random runs: each request is executed the required number of times by one instance, and starts
+/// after the previous one.
 #[test]
 fn random_runs_keep_the_invariants() {
     for seed in 0..400 {
@@ -305,13 +335,18 @@ fn random_runs_keep_the_invariants() {
                         assert!(steps.len() <= most);
                         seen.execute(instance, &steps);
                     }
-                    Action::SequencesEnded { keys, .. } => keys.iter().for_each(|key| assert!(seen.open.remove(key))),
+                    Action::SequencesEnded { keys, .. } => {
+                        keys.iter().for_each(|key| assert!(seen.open.remove(key)))
+                    }
                     other => panic!("{other:?}"),
                 }
             }
         }
         let Seen { left, open, flying, .. } = seen;
-        assert!(left.is_empty() && open.is_empty() && flying.is_empty(), "all are done: {left:?} {open:?}");
+        assert!(
+            left.is_empty() && open.is_empty() && flying.is_empty(),
+            "all are done: {left:?} {open:?}"
+        );
         assert_eq!(bench.scheduler.queued(), 0);
         bench.at(IDLE);
         assert_eq!(bench.active(), (0, 0), "no sequence remains");

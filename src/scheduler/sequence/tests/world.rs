@@ -1,5 +1,6 @@
-//! Random simulations: clients with sequences, cancellations, idle times and lost instances. After each event the invariants are
-//! checked against a simple record of the requests that each client has sent.
+//! Random simulations: clients with sequences, cancellations, idle times and lost instances. After
+//! each event the invariants are checked against a simple record of the requests that each client
+//! has sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -56,8 +57,12 @@ impl World {
         let direct = random.chance(2);
         let max_batch_size = 1 + random.below(4) as u32;
         let strategy = match direct {
-            true => SequenceStrategy::Direct { minimum_slot_utilization: [0.0, 0.6][random.below(2) as usize] },
-            false => SequenceStrategy::Oldest { max_candidate_sequences: 1 + random.below(5) as u32 },
+            true => SequenceStrategy::Direct {
+                minimum_slot_utilization: [0.0, 0.6][random.below(2) as usize],
+            },
+            false => {
+                SequenceStrategy::Oldest { max_candidate_sequences: 1 + random.below(5) as u32 }
+            }
         };
         let mut settings = settings(max_batch_size, strategy);
         settings.max_queue_delay_us = [0, 40][random.below(2) as usize];
@@ -114,9 +119,13 @@ impl World {
         let request = RequestId(self.next);
         if start || self.implicit {
             // START of an active id continues the same life with another key.
-            let goes_on = self.batcher.table.find(&CorrelationId::Uint(client + 1)).is_some_and(|number| {
-                self.batcher.table.get(number).is_some_and(|sequence| sequence.assignment != Assignment::Lost)
-            });
+            let goes_on =
+                self.batcher.table.find(&CorrelationId::Uint(client + 1)).is_some_and(|number| {
+                    self.batcher
+                        .table
+                        .get(number)
+                        .is_some_and(|sequence| sequence.assignment != Assignment::Lost)
+                });
             if !goes_on {
                 self.lives.push(Life::default());
                 self.current.insert(client, self.lives.len() - 1);
@@ -130,7 +139,8 @@ impl World {
         let sequence = Some(InSequence { id: CorrelationId::Uint(client + 1), start, end });
         let timeout_us = if self.random.chance(10) { 1 + self.random.below(200) } else { 0 };
         let shape_key = u64::from(self.random.chance(8));
-        let ticket = Ticket { request, batch_size: 1, shape_key, timeout_us, sequence, ..Ticket::default() };
+        let ticket =
+            Ticket { request, batch_size: 1, shape_key, timeout_us, sequence, ..Ticket::default() };
         self.batcher.enqueue(ticket, self.now);
         if end {
             self.current.remove(&client);
@@ -138,8 +148,12 @@ impl World {
     }
 
     fn finish(&mut self) {
-        let busy: Vec<InstanceId> =
-            self.ready.iter().filter(|(_, batch)| !batch.is_empty()).map(|(instance, _)| *instance).collect();
+        let busy: Vec<InstanceId> = self
+            .ready
+            .iter()
+            .filter(|(_, batch)| !batch.is_empty())
+            .map(|(instance, _)| *instance)
+            .collect();
         if busy.is_empty() {
             return;
         }
@@ -163,7 +177,9 @@ impl World {
         self.batcher.instance_lost(instance, self.now);
         batch.into_iter().for_each(|request| self.answer(request, Fate::Executes));
         self.state.retain(|_, at| *at != instance);
-        for life in self.lives.iter_mut().filter(|life| life.place.is_some_and(|(at, _)| at == instance)) {
+        for life in
+            self.lives.iter_mut().filter(|life| life.place.is_some_and(|(at, _)| at == instance))
+        {
             life.over = true;
         }
     }
@@ -190,24 +206,39 @@ impl World {
                     let life = self.of_request[&request];
                     if reason == RejectReason::Cancelled && !self.implicit {
                         // Those behind it are not executed, up to the next START.
-                        let requests = self.lives[life].requests.iter().skip_while(|one| **one != request).skip(1);
+                        let requests = self.lives[life]
+                            .requests
+                            .iter()
+                            .skip_while(|one| **one != request)
+                            .skip(1);
                         self.given_up.extend(requests.take_while(|one| !self.starts[one]));
                     }
                     if matches!(reason, RejectReason::Cancelled | RejectReason::SequenceCancelled) {
-                        // Others of the same life are still executed: earlier ones, with implicit starts all, otherwise those of the
-                        // next sequence of the id.
+                        // Others of the same life are still executed: earlier ones, with implicit
+                        // starts all, otherwise those of the next sequence of the id.
                         self.lives[life].requests.retain(|one| *one != request);
                     }
-                    let refused = matches!(reason, RejectReason::SequenceNotStarted | RejectReason::SequenceLost);
-                    assert!(!refused || reason == RejectReason::SequenceLost || !self.starts[&request]);
+                    let refused = matches!(
+                        reason,
+                        RejectReason::SequenceNotStarted | RejectReason::SequenceLost
+                    );
+                    assert!(
+                        !refused || reason == RejectReason::SequenceLost || !self.starts[&request]
+                    );
                     // Requests before a cancelled one are still executed.
-                    self.lives[life].over |=
-                        matches!(reason, RejectReason::SequenceTimeout | RejectReason::SequenceLost);
+                    self.lives[life].over |= matches!(
+                        reason,
+                        RejectReason::SequenceTimeout | RejectReason::SequenceLost
+                    );
                 }
                 Action::ExecuteSteps { instance, slots, .. } => self.execute(instance, &slots),
                 Action::SequencesEnded { instance, keys } => {
                     for key in keys {
-                        assert_eq!(self.state.remove(&key), Some(instance), "the end of an unknown key");
+                        assert_eq!(
+                            self.state.remove(&key),
+                            Some(instance),
+                            "the end of an unknown key"
+                        );
                     }
                 }
                 Action::SequenceRestarted { request } => {
@@ -225,9 +256,14 @@ impl World {
         assert!(!self.direct || slots.len() <= self.capacity as usize);
         assert!(self.direct || slots.iter().all(Option::is_some), "no padding with oldest");
         let mut keys = BTreeSet::new();
-        for (place, step) in slots.iter().enumerate().filter_map(|(place, step)| Some((place, (*step)?))) {
+        for (place, step) in
+            slots.iter().enumerate().filter_map(|(place, step)| Some((place, (*step)?)))
+        {
             before.push(step.request);
-            assert!(!self.given_up.contains(&step.request), "its sequence has ended at a cancelled request");
+            assert!(
+                !self.given_up.contains(&step.request),
+                "its sequence has ended at a cancelled request"
+            );
             assert!(keys.insert(step.key), "one request of a sequence in a batch");
             let fate = self.fates.get_mut(&step.request).unwrap();
             assert_eq!(*fate, Fate::Waits);
@@ -239,9 +275,16 @@ impl World {
             let here = (instance, if self.direct { place } else { 0 });
             assert_eq!(*life.place.get_or_insert(here), here, "one slot for a sequence");
             assert_eq!(life.keys.insert(step.key), step.start, "a key starts once");
-            assert!(self.implicit || step.start == self.starts[&step.request], "start is the request's START flag");
+            assert!(
+                self.implicit || step.start == self.starts[&step.request],
+                "start is the request's START flag"
+            );
             if step.start {
-                assert_eq!(self.state.insert(step.key, instance), None, "a key belongs to one sequence");
+                assert_eq!(
+                    self.state.insert(step.key, instance),
+                    None,
+                    "a key belongs to one sequence"
+                );
             }
             assert_eq!(self.state.get(&step.key), Some(&instance), "the instance has its state");
             if step.end {
@@ -252,11 +295,21 @@ impl World {
 
     fn check(&self) {
         let table = &self.batcher.table;
-        let seated: Vec<u64> =
-            table.all().filter(|(_, s)| matches!(s.assignment, Assignment::Slot(..))).map(|(n, _)| n).collect();
-        let waiting = table.all().filter(|(_, s)| s.assignment == Assignment::Backlog).map(|(n, _)| n).min();
-        assert!(waiting.is_none_or(|first| seated.iter().all(|number| *number < first)), "first come, first served");
-        assert!(waiting.is_none() || !table.has_free_slot(), "a slot is free although a sequence waits");
+        let seated: Vec<u64> = table
+            .all()
+            .filter(|(_, s)| matches!(s.assignment, Assignment::Slot(..)))
+            .map(|(n, _)| n)
+            .collect();
+        let waiting =
+            table.all().filter(|(_, s)| s.assignment == Assignment::Backlog).map(|(n, _)| n).min();
+        assert!(
+            waiting.is_none_or(|first| seated.iter().all(|number| *number < first)),
+            "first come, first served"
+        );
+        assert!(
+            waiting.is_none() || !table.has_free_slot(),
+            "a slot is free although a sequence waits"
+        );
         let mut owned = 0;
         for instance in self.ready.keys() {
             assert!(table.owners(*instance).len() <= self.capacity as usize);
@@ -264,7 +317,11 @@ impl World {
                 let Some(number) = number else { continue };
                 owned += 1;
                 let assignment = table.get(*number).map(|sequence| sequence.assignment);
-                assert_eq!(assignment, Some(Assignment::Slot(*instance, slot as u32)), "an owner has its slot");
+                assert_eq!(
+                    assignment,
+                    Some(Assignment::Slot(*instance, slot as u32)),
+                    "an owner has its slot"
+                );
             }
         }
         assert_eq!(owned, seated.len(), "each sequence with a slot owns one");
@@ -277,7 +334,10 @@ impl World {
                 matches!(s.assignment, Assignment::Slot(at, _) | Assignment::Leaving(at) if at == *instance)
                     && s.oldest().is_some()
             };
-            assert!(delayed || !table.all().any(|(_, s)| could(s)), "{instance:?} is idle, {batch:?}");
+            assert!(
+                delayed || !table.all().any(|(_, s)| could(s)),
+                "{instance:?} is idle, {batch:?}"
+            );
         }
     }
 
@@ -301,7 +361,10 @@ impl World {
             self.now = at;
             self.batcher.handle_timeout(at);
         }
-        assert!(self.fates.values().all(|fate| *fate == Fate::Answered), "every request is answered");
+        assert!(
+            self.fates.values().all(|fate| *fate == Fate::Answered),
+            "every request is answered"
+        );
         assert_eq!(self.batcher.table.all().count(), 0, "no sequence remains");
         assert_eq!(self.state, BTreeMap::new(), "no state remains in an instance");
         let counts = self.batcher.sequences().unwrap();

@@ -27,7 +27,8 @@ pub(super) struct Definitions {
     defaults: Defaults,
     /// By name and type, with the dimensions in the order of the model's values.
     added: HashMap<(String, Kind), Arc<Named>>,
-    /// Metrics that the model itself has described, by name, one for each list of labels. They need no definition.
+    /// Metrics that the model itself has described, by name, one for each list of labels. They
+    /// need no definition.
     own: HashMap<String, Vec<Arc<Named>>>,
     /// Metrics without a definition that samples have added, by name, one for each list of labels.
     detected: HashMap<String, Vec<Arc<Named>>>,
@@ -67,8 +68,9 @@ impl Definitions {
         }
     }
 
-    /// Replaces the definition. Metrics that it omits or disables are no longer recorded. Metrics that it defines differently
-    /// must be added again; until then the frontend refuses their samples and logs why.
+    /// Replaces the definition. Metrics that it omits or disables are no longer recorded. Metrics
+    /// that it defines differently must be added again; until then the frontend refuses their
+    /// samples and logs why.
     pub(super) fn redefine(&mut self, WorkerMetrics(defined): WorkerMetrics) {
         self.by_name = defined.iter().map(|metric| metric.name.clone()).zip(0..).collect();
         self.defined = defined;
@@ -103,7 +105,8 @@ impl Definitions {
         dimensions: &[&str],
         kind: Kind,
     ) -> Result<Arc<Named>, MetricError> {
-        let given: Vec<String> = dimensions.iter().map(|dimension| (*dimension).to_owned()).collect();
+        let given: Vec<String> =
+            dimensions.iter().map(|dimension| (*dimension).to_owned()).collect();
         let named = match self.spec(name) {
             Some((spec, on)) => {
                 check_kind(spec, kind)?;
@@ -114,14 +117,22 @@ impl Definitions {
             }
             None if self.auto_detect => self.undefined(name, unit, given, kind),
             None => {
-                let labels = given.into_iter().map(|dimension| (dimension, String::new())).collect();
-                let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: unit.to_owned(), labels };
+                let labels =
+                    given.into_iter().map(|dimension| (dimension, String::new())).collect();
+                let definition = Definition {
+                    name: name.to_owned(),
+                    kind: Some(kind),
+                    unit: unit.to_owned(),
+                    labels,
+                };
                 return Err(SampleError::Undeclared(Box::new(definition)).into());
             }
         };
         let key = (name.to_owned(), kind);
-        if let Some(known) =
-            self.added.get(&key).filter(|known| known.names() == named.names() && known.unit() == named.unit())
+        if let Some(known) = self
+            .added
+            .get(&key)
+            .filter(|known| known.names() == named.names() && known.unit() == named.unit())
         {
             return Ok(Arc::clone(known));
         }
@@ -131,7 +142,10 @@ impl Definitions {
     }
 
     /// Implements [`super::Metrics::own_series`]; also returns whether the metric is new.
-    pub(super) fn describe(&mut self, metric: &Described) -> Result<(Arc<Named>, bool), MetricError> {
+    pub(super) fn describe(
+        &mut self,
+        metric: &Described,
+    ) -> Result<(Arc<Named>, bool), MetricError> {
         let Described { name, kind, dimensions, .. } = metric;
         if self.spec(name).is_some() {
             let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
@@ -144,12 +158,18 @@ impl Definitions {
         }
         let key = (name.clone(), *kind);
         let known = self.own.get(name).into_iter().flatten().chain(self.added.get(&key));
-        if let Some(known) = known.into_iter().find(|known| known.names() == dimensions.as_slice()) {
+        if let Some(known) = known.into_iter().find(|known| known.names() == dimensions.as_slice())
+        {
             return Ok((Arc::clone(known), false));
         }
         if let Some(detected) = self.added.get(&key).filter(|_| !self.own.contains_key(name)) {
             let expected = detected.names().to_vec();
-            return Err(SampleError::WrongLabels { metric: name.clone(), expected, given: dimensions.clone() }.into());
+            return Err(SampleError::WrongLabels {
+                metric: name.clone(),
+                expected,
+                given: dimensions.clone(),
+            }
+            .into());
         }
         let none = vec![None; dimensions.len()];
         let count = dimensions.len();
@@ -160,10 +180,13 @@ impl Definitions {
         Ok((own, true))
     }
 
-    /// Implements [`super::Metrics::record_undeclared`]; also returns the values of its dimensions in the order of
-    /// [`Named::names`]. `None` if the definition disables the metric, or leaves out one that the server's own code in workers
-    /// records.
-    pub(super) fn undeclared(&mut self, sample: &UndeclaredSample<'_>) -> Result<Option<Labelled>, MetricError> {
+    /// Implements [`super::Metrics::record_undeclared`]; also returns the values of its dimensions
+    /// in the order of [`Named::names`]. `None` if the definition disables the metric, or leaves
+    /// out one that the server's own code in workers records.
+    pub(super) fn undeclared(
+        &mut self,
+        sample: &UndeclaredSample<'_>,
+    ) -> Result<Option<Labelled>, MetricError> {
         let name = prometheus_name(sample.name);
         let named = match self.spec(&name) {
             Some((_, false)) => return Ok(None),
@@ -175,14 +198,19 @@ impl Definitions {
             None => self.detect(&name, sample)?,
         };
         let schema = LabelSchema::new(&name, named.names()).accepting_appended();
-        let values = schema.align(sample.dimensions, |label| Some(self.defaults.of(label).unwrap_or_default()))?;
+        let values = schema
+            .align(sample.dimensions, |label| Some(self.defaults.of(label).unwrap_or_default()))?;
         let values = values.into_iter().map(str::to_owned).collect();
         Ok(Some((named, values)))
     }
 
-    /// Returns the metric without a definition that has the labels of this sample, followed by `Hostname`. The first sample of a
-    /// name determines its type.
-    fn detect(&mut self, name: &str, sample: &UndeclaredSample<'_>) -> Result<Arc<Named>, MetricError> {
+    /// Returns the metric without a definition that has the labels of this sample, followed by
+    /// `Hostname`. The first sample of a name determines its type.
+    fn detect(
+        &mut self,
+        name: &str,
+        sample: &UndeclaredSample<'_>,
+    ) -> Result<Arc<Named>, MetricError> {
         let mut labels: Vec<String> = Vec::new();
         for (label, _) in sample.dimensions {
             let label = prometheus_name(label);
@@ -190,14 +218,18 @@ impl Definitions {
                 labels.push(label.into_owned());
             }
         }
-        let added = self.added.iter().filter(|((known, _), _)| known == name).map(|(_, named)| named);
+        let added =
+            self.added.iter().filter(|((known, _), _)| known == name).map(|(_, named)| named);
         let own = self.own.get(name).into_iter().flatten();
-        let mut known = self.detected.get(name).into_iter().flatten().chain(added).chain(own).peekable();
+        let mut known =
+            self.detected.get(name).into_iter().flatten().chain(added).chain(own).peekable();
         let kind = known.peek().map_or(sample.kind, |first| first.kind());
         if let Some(named) = known.find(|named| {
             let names = named.names();
             labels.iter().all(|label| names.contains(label))
-                && names.iter().all(|name| labels.contains(name) || WorkerLabel::of(name) == Some(WorkerLabel::Host))
+                && names.iter().all(|name| {
+                    labels.contains(name) || WorkerLabel::of(name) == Some(WorkerLabel::Host)
+                })
         }) {
             return Ok(Arc::clone(named));
         }
@@ -205,19 +237,30 @@ impl Definitions {
             let labels = labels.into_iter().map(|label| (label, String::new())).collect();
             let name = name.to_owned();
             let unit = sample.unit.to_owned();
-            return Err(SampleError::Undeclared(Box::new(Definition { name, kind: Some(kind), unit, labels })).into());
+            return Err(SampleError::Undeclared(Box::new(Definition {
+                name,
+                kind: Some(kind),
+                unit,
+                labels,
+            }))
+            .into());
         }
         if !labels.iter().any(|label| label == "Hostname") {
             labels.push("Hostname".to_owned());
         }
-        let named = Arc::new(self.undefined(name, worker_lines::unit_name(sample.unit), labels, kind));
+        let named =
+            Arc::new(self.undefined(name, worker_lines::unit_name(sample.unit), labels, kind));
         self.detected.entry(name.to_owned()).or_default().push(Arc::clone(&named));
         Ok(named)
     }
 
     /// Returns the model metrics of the definition.
     pub(super) fn of_models(&self) -> Vec<WorkerMetric> {
-        self.defined.iter().filter(|spec| spec.of_models && !spec.is_reserved && !spec.is_disabled).cloned().collect()
+        self.defined
+            .iter()
+            .filter(|spec| spec.of_models && !spec.is_reserved && !spec.is_disabled)
+            .cloned()
+            .collect()
     }
 
     /// Implements [`super::Metrics::get_metric`].
@@ -251,19 +294,30 @@ impl Definitions {
 
     /// Returns a metric without a definition that has these dimensions.
     fn undefined(&self, name: &str, unit: &str, dimensions: Vec<String>, kind: Kind) -> Named {
-        let defaults = dimensions.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
+        let defaults =
+            dimensions.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
         let count = dimensions.len();
         Named::new(name.to_owned(), unit.to_owned(), kind, dimensions, defaults, count)
     }
 
-    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults. `unit` is the unit of
-    /// the model's values.
-    fn named(&self, spec: &WorkerMetric, unit: &str, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
+    /// Returns a defined metric whose first dimensions the model provides as `given`; the others
+    /// have defaults. `unit` is the unit of the model's values.
+    fn named(
+        &self,
+        spec: &WorkerMetric,
+        unit: &str,
+        mut given: Vec<String>,
+        on: bool,
+    ) -> Result<Named, SampleError> {
         if spec.is_reserved {
             return Err(SampleError::Reserved(spec.name.clone()));
         }
-        let missing: Vec<String> =
-            spec.dimensions.iter().filter(|dimension| !given.contains(dimension)).cloned().collect();
+        let missing: Vec<String> = spec
+            .dimensions
+            .iter()
+            .filter(|dimension| !given.contains(dimension))
+            .cloned()
+            .collect();
         let twice = (1..given.len()).any(|at| given[..at].contains(&given[at]));
         if twice
             || given.iter().any(|dimension| !spec.dimensions.contains(dimension))
@@ -278,7 +332,8 @@ impl Definitions {
         let count = given.len();
         given.extend(missing);
         let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
-        let named = Named::new(spec.name.clone(), unit.to_owned(), spec.kind, given, defaults, count);
+        let named =
+            Named::new(spec.name.clone(), unit.to_owned(), spec.kind, given, defaults, count);
         named.switch(on);
         Ok(named)
     }

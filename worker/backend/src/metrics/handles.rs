@@ -32,8 +32,8 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Creates an enabled metric, with the value of each dimension that has a default. The model named the first `count`
-    /// dimensions.
+    /// Creates an enabled metric, with the value of each dimension that has a default. The model
+    /// named the first `count` dimensions.
     pub(super) fn new(
         name: String,
         unit: String,
@@ -42,7 +42,16 @@ impl Named {
         defaults: Vec<Option<String>>,
         count: usize,
     ) -> Self {
-        Self { name, unit, kind, names, defaults, count, on: AtomicBool::new(true), series: Mutex::default() }
+        Self {
+            name,
+            unit,
+            kind,
+            names,
+            defaults,
+            count,
+            on: AtomicBool::new(true),
+            series: Mutex::default(),
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {
@@ -101,9 +110,11 @@ impl Metric {
         Self { metrics, named }
     }
 
-    /// Records a sample for the requests of the batch that this thread executes, if any: a counter's increment, a gauge's value,
-    /// or an observation. The values belong to the dimensions in the order given to `add_metric`. Those that the worker can fill
-    /// in ([`WorkerLabel`](pharos::metrics::catalog::WorkerLabel)) may be omitted, all of them or only the appended ones.
+    /// Records a sample for the requests of the batch that this thread executes, if any: a
+    /// counter's increment, a gauge's value, or an observation. The values belong to the dimensions
+    /// in the order given to `add_metric`. Those that the worker can fill
+    /// in ([`WorkerLabel`](pharos::metrics::catalog::WorkerLabel)) may be omitted, all of them or
+    /// only the appended ones.
     pub fn add_or_update(&self, value: f64, dimension_values: &[&str]) {
         self.add_or_update_for(value, dimension_values, Requests::Batch);
     }
@@ -137,14 +148,19 @@ impl Metric {
         labels: impl FnOnce(&Named) -> Result<Vec<(String, String)>, SampleError>,
     ) -> Result<Series, MetricError> {
         let mut known = self.named.series.lock();
-        let number = match known
-            .binary_search_by(|(values, _)| values.iter().map(String::as_str).cmp(dimension_values.iter().copied()))
-        {
+        let number = match known.binary_search_by(|(values, _)| {
+            values.iter().map(String::as_str).cmp(dimension_values.iter().copied())
+        }) {
             Ok(at) => known.get(at).map_or(0, |(_, number)| *number),
             Err(at) => {
                 let labels = labels(&self.named)?;
                 let Named { name, unit, kind, .. } = &*self.named;
-                let definition = Definition { name: name.clone(), kind: Some(*kind), unit: unit.clone(), labels };
+                let definition = Definition {
+                    name: name.clone(),
+                    kind: Some(*kind),
+                    unit: unit.clone(),
+                    labels,
+                };
                 let number = self.metrics.sink().intern(&definition)?;
                 let values = dimension_values.iter().map(|value| (*value).to_owned()).collect();
                 known.insert(at, (values, number));
@@ -154,8 +170,8 @@ impl Metric {
         Ok(Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number })
     }
 
-    /// Returns a handle for these values that accumulates updates until the next flush: the sum of a counter's increments, or a
-    /// gauge's last value. They belong to no request.
+    /// Returns a handle for these values that accumulates updates until the next flush: the sum of
+    /// a counter's increments, or a gauge's last value. They belong to no request.
     ///
     /// # Errors
     /// As for [`Metric::series`]; also for a distribution, because every observation counts.
@@ -183,18 +199,27 @@ impl Metric {
         Ok(Coalesced { series, held })
     }
 
-    /// Sets a gauge to 0 in every series that this process has recorded, and discards accumulated values that are not sent.
-    /// Samples of a counter or a distribution that were sent remain: these metrics only grow.
+    /// Sets a gauge to 0 in every series that this process has recorded, and discards accumulated
+    /// values that are not sent. Samples of a counter or a distribution that were sent remain:
+    /// these metrics only grow.
     pub fn reset(&self) {
-        self.metrics.0.held.lock().iter().filter(|held| Arc::ptr_eq(&held.named, &self.named)).for_each(|held| {
-            held.value.lock().take();
-        });
+        self.metrics
+            .0
+            .held
+            .lock()
+            .iter()
+            .filter(|held| Arc::ptr_eq(&held.named, &self.named))
+            .for_each(|held| {
+                held.value.lock().take();
+            });
         if self.named.kind != Kind::Gauge {
             return;
         }
-        let numbers: Vec<u32> = self.named.series.lock().iter().map(|(_, number)| *number).collect();
+        let numbers: Vec<u32> =
+            self.named.series.lock().iter().map(|(_, number)| *number).collect();
         for number in numbers {
-            let series = Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number };
+            let series =
+                Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number };
             series.add_or_update(0.0);
         }
     }
@@ -236,8 +261,9 @@ impl Series {
     }
 }
 
-/// A counter or gauge whose updates are accumulated in this process until the next flush. Costs a few nanoseconds for each update
-/// and one sample for each flush; accumulated values are lost if the process dies.
+/// A counter or gauge whose updates are accumulated in this process until the next flush. Costs a
+/// few nanoseconds for each update and one sample for each flush; accumulated values are lost if
+/// the process dies.
 #[derive(Clone)]
 pub struct Coalesced {
     series: Series,
@@ -270,7 +296,11 @@ impl Held {
     /// Sends the value if there is one.
     pub(super) fn flush(&self, metrics: &Metrics) {
         let Some(value) = self.value.lock().take() else { return };
-        let series = Series { metrics: metrics.clone(), named: Arc::clone(&self.named), number: self.number };
+        let series = Series {
+            metrics: metrics.clone(),
+            named: Arc::clone(&self.named),
+            number: self.number,
+        };
         series.add_or_update_for(value, Requests::None);
     }
 }

@@ -15,19 +15,20 @@ use pharos::wire::BatchRequest;
 use super::MetricError;
 use crate::clock;
 
-/// How long to wait for room in a full ring before a sample is dropped. The frontend reads within a fraction of that time unless
-/// the machine is overloaded or it has stopped.
+/// How long to wait for room in a full ring before a sample is dropped. The frontend reads within a
+/// fraction of that time unless the machine is overloaded or it has stopped.
 const MAX_WAIT_NS: u64 = 1_000_000_000;
 /// How long to sleep between two checks of a full ring.
 const PAUSE: Duration = Duration::from_micros(200);
-/// The most bytes of request ids with a sample: a record of the ring has little more room. A larger batch is recorded with the
-/// ids of its first requests.
+/// The most bytes of request ids with a sample: a record of the ring has little more room. A larger
+/// batch is recorded with the ids of its first requests.
 const MAX_IDS: usize = 7 << 10;
 
 /// The requests that a sample belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests<'a> {
-    /// All requests of the batch that this thread executes, their ids joined by commas; none on any other thread.
+    /// All requests of the batch that this thread executes, their ids joined by commas; none on any
+    /// other thread.
     Batch,
     /// The request at this position of the batch that is being executed.
     One(usize),
@@ -45,7 +46,8 @@ pub(super) struct Sink {
     model: String,
     writer: Writer,
     pipe: OwnedFd,
-    /// The ring has remained full since a caller last waited: no caller waits again until it has room.
+    /// The ring has remained full since a caller last waited: no caller waits again until it has
+    /// room.
     stuck: bool,
     batch: BatchIds,
     /// An id that a caller has passed, in its encoded form.
@@ -117,7 +119,13 @@ impl Sink {
 
     /// Commits a sample.
     #[inline]
-    pub(super) fn sample(&mut self, series: u32, value: f64, clock: Instant, requests: Requests<'_>) {
+    pub(super) fn sample(
+        &mut self,
+        series: u32,
+        value: f64,
+        clock: Instant,
+        requests: Requests<'_>,
+    ) {
         let request_id = match requests {
             Requests::Batch => self.batch.of_this_thread(),
             Requests::One(at) => self.batch.one(at),
@@ -141,7 +149,9 @@ impl Sink {
             Requests::None => "",
         };
         let mut room = Room::new(self.stuck, &self.pipe);
-        let pushed = self.writer.sample_or_drop(&Sample { series, value, clock, request_id }, || room.wait());
+        let pushed = self
+            .writer
+            .sample_or_drop(&Sample { series, value, clock, request_id }, || room.wait());
         match pushed {
             Ok(()) => {
                 self.stuck = false;
@@ -154,7 +164,8 @@ impl Sink {
         }
     }
 
-    /// Counts a dropped sample in the ring, where the frontend reads the count, and prints the reason.
+    /// Counts a dropped sample in the ring, where the frontend reads the count, and prints the
+    /// reason.
     pub(super) fn drop_sample(&mut self, why: &MetricError) {
         self.writer.count_dropped();
         note(&mut self.lost, &self.model, why);

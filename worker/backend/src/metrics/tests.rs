@@ -63,7 +63,8 @@ fn world(auto_detect: bool) -> World {
 type Came = (String, Vec<String>, f64, String);
 
 impl World {
-    /// Returns everything received since the start, and the number of dropped samples. Call it once.
+    /// Returns everything received since the start, and the number of dropped samples. Call it
+    /// once.
     fn came(&mut self) -> (Vec<Came>, u64) {
         let mut reader = self.reader.take().unwrap();
         let mut definitions = Vec::new();
@@ -80,7 +81,12 @@ impl World {
                         .filter(|(name, _)| name != "Hostname")
                         .map(|(name, value)| format!("{name}={value}"))
                         .collect();
-                    came.push((of.name.clone(), labels, sample.value, sample.request_id.to_owned()));
+                    came.push((
+                        of.name.clone(),
+                        labels,
+                        sample.value,
+                        sample.request_id.to_owned(),
+                    ));
                 }
             })
             .unwrap();
@@ -93,7 +99,9 @@ fn came(name: &str, labels: &[&str], value: f64, request_id: &str) -> Came {
 }
 
 fn requests(ids: &[&str]) -> Vec<BatchRequest> {
-    ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, ..BatchRequest::default() }).collect()
+    ids.iter()
+        .map(|id| BatchRequest { id: (*id).into(), rows: 1, ..BatchRequest::default() })
+        .collect()
 }
 
 /// Returns an executed batch.
@@ -137,12 +145,13 @@ fn values_belong_to_dimensions_and_defaults_fill_the_others() {
     assert_eq!(world.came(), (expected, 3));
 }
 
-/// TorchServe's form of a file has no label for the host: models give no value for the one that the server adds.
+/// TorchServe's form of a file has no label for the host: models give no value for the one that the
+/// server adds.
 #[test]
 fn a_label_that_the_server_adds_takes_no_value() {
     let mut world = world(false);
-    let text =
-        "dimensions: [&shop \"shop\"]\nmodel_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [*shop]}\n";
+    let text = "dimensions: [&shop \"shop\"]\nmodel_metrics:\n  gauge:\n    - {name: Depth, unit: \
+                m, dimensions: [*shop]}\n";
     world.metrics.redefine(&encoded(text)).unwrap();
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
     depth.add_or_update(1.0, &["a"]);
@@ -150,16 +159,20 @@ fn a_label_that_the_server_adds_takes_no_value() {
     assert_eq!(world.came(), (vec![came("Depth", &["shop=a"], 1.0, "")], 1));
 }
 
-/// The frontend converts samples of a series with another unit of time or size than the definition's.
+/// The frontend converts samples of a series with another unit of time or size than the
+/// definition's.
 #[test]
 fn values_have_the_unit_that_the_model_names() {
     let mut world = world(false);
-    let text = "model_metrics:\n  gauge:\n    - {name: Took, unit: ms}\n    - {name: HandlerTime, unit: s}\n";
+    let text = "model_metrics:\n  gauge:\n    - {name: Took, unit: ms}\n    - {name: HandlerTime, \
+                unit: s}\n";
     world.metrics.redefine(&encoded(text)).unwrap();
     world.metrics.add_metric("Took", "s", &[], Kind::Gauge).unwrap().add_or_update(0.5, &[]);
-    let sample = UndeclaredSample { name: "Took", unit: "Milliseconds", kind: Kind::Gauge, dimensions: &[] };
+    let sample =
+        UndeclaredSample { name: "Took", unit: "Milliseconds", kind: Kind::Gauge, dimensions: &[] };
     world.metrics.record_undeclared(&sample, 250.0, Requests::None);
-    let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
+    let stamps =
+        ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
     world.metrics.batch_executed(&done(stamps, None), Some(Instant(0)));
     let mut reader = world.reader.take().unwrap();
     let mut units = Vec::new();
@@ -180,7 +193,12 @@ fn times_that_the_definition_leaves_out_are_off() {
         let mut world = world(auto_detect);
         world.metrics.redefine(&encoded("mode: both")).unwrap();
         for name in ["PredictionTime", "HandlerTime"] {
-            let sample = UndeclaredSample { name, unit: "ms", kind: Kind::Gauge, dimensions: &[("Level", "Model")] };
+            let sample = UndeclaredSample {
+                name,
+                unit: "ms",
+                kind: Kind::Gauge,
+                dimensions: &[("Level", "Model")],
+            };
             world.metrics.record_undeclared(&sample, 1.0, Requests::None);
         }
         assert_eq!(world.came(), (Vec::new(), 0));
@@ -193,14 +211,32 @@ fn the_definition_decides_what_may_be_added() {
     let add = |name, dimensions: &[&str], kind| metrics.add_metric(name, "ms", dimensions, kind);
     let line = "under model_metrics.gauge: `- {name: New, unit: ms, dimensions: [a, b]}`";
     assert!(refusal(add("New", &["a", "b"], Kind::Gauge)).contains(line));
-    assert_eq!(refusal(add("Orders", &["shop"], Kind::Gauge)), "metric `Orders` is a counter, not a gauge");
-    assert!(refusal(add("Orders", &["store"], Kind::Counter)).contains("[shop, ModelName], but [store] were given"));
-    assert!(refusal(add("Orders", &["shop", "shop"], Kind::Counter)).contains("[shop, shop] were given"));
-    assert!(refusal(add("Depth", &["Level"], Kind::Gauge)).contains("[Level] were given"), "sea has no default");
-    assert_eq!(refusal(add("QueueTime", &[], Kind::Gauge)), "metric `QueueTime` is recorded by the server itself");
+    assert_eq!(
+        refusal(add("Orders", &["shop"], Kind::Gauge)),
+        "metric `Orders` is a counter, not a gauge"
+    );
+    assert!(
+        refusal(add("Orders", &["store"], Kind::Counter))
+            .contains("[shop, ModelName], but [store] were given")
+    );
+    assert!(
+        refusal(add("Orders", &["shop", "shop"], Kind::Counter))
+            .contains("[shop, shop] were given")
+    );
+    assert!(
+        refusal(add("Depth", &["Level"], Kind::Gauge)).contains("[Level] were given"),
+        "sea has no default"
+    );
+    assert_eq!(
+        refusal(add("QueueTime", &[], Kind::Gauge)),
+        "metric `QueueTime` is recorded by the server itself"
+    );
     let unknown = "there is no gauge `New`: neither metrics.yaml nor add_metric has defined it";
     assert_eq!(refusal(metrics.get_metric("New", Kind::Gauge)), unknown);
-    assert_eq!(refusal(metrics.get_metric("Size", Kind::Gauge)), "metric `Size` is a histogram, not a gauge");
+    assert_eq!(
+        refusal(metrics.get_metric("Size", Kind::Gauge)),
+        "metric `Size` is a histogram, not a gauge"
+    );
     assert!(metrics.get_metric("Size", Kind::Histogram).is_ok());
 }
 
@@ -210,8 +246,14 @@ fn undefined_metrics_are_detected_if_auto_detection_is_on() {
     let new = world.metrics.add_metric("New", "ms", &["a", "ModelName"], Kind::Gauge).unwrap();
     new.add_or_update(1.0, &["x"]);
     world.metrics.get_metric("New", Kind::Gauge).unwrap().add_or_update(2.0, &["y"]);
-    assert!(matches!(world.metrics.get_metric("Newer", Kind::Gauge), Err(MetricError::Unknown { .. })));
-    let expected = vec![came("New", &["a=x", "ModelName=m"], 1.0, ""), came("New", &["a=y", "ModelName=m"], 2.0, "")];
+    assert!(matches!(
+        world.metrics.get_metric("Newer", Kind::Gauge),
+        Err(MetricError::Unknown { .. })
+    ));
+    let expected = vec![
+        came("New", &["a=x", "ModelName=m"], 1.0, ""),
+        came("New", &["a=y", "ModelName=m"], 2.0, ""),
+    ];
     assert_eq!(world.came(), (expected, 0));
 }
 
@@ -233,7 +275,11 @@ fn samples_belong_to_the_batch_of_their_thread_or_to_given_requests() {
     world.metrics.batch_executed(&done(None), Some(Instant(0)));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
-    let failed = pharos::wire::WireError { code: ErrorCode::Internal, message: String::new(), of_region: false };
+    let failed = pharos::wire::WireError {
+        code: ErrorCode::Internal,
+        message: String::new(),
+        of_region: false,
+    };
     series.add_or_update(8.0);
     series.add_or_update_for(9.0, Requests::One(1));
     world.metrics.batch_executed(&done(Some(failed)), Some(Instant(0)));
@@ -250,27 +296,40 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
     let metrics = world.metrics.clone();
     let many = format!("{},b", "x".repeat(8000));
     let record = |name, kind, dimensions: &[(&str, &str)], value, ids| {
-        metrics.record_undeclared(&UndeclaredSample { name, unit: "ms", kind, dimensions }, value, ids);
+        metrics.record_undeclared(
+            &UndeclaredSample { name, unit: "ms", kind, dimensions },
+            value,
+            ids,
+        );
     };
     let model = [("ModelName", "t"), ("Level", "Model")];
-    // Matched by name: dimensions that the worker fills in may be omitted, and those that TorchServe appends need not be defined.
+    // Matched by name: dimensions that the worker fills in may be omitted, and those that
+    // TorchServe appends need not be defined.
     record("HandlerTime", Kind::Gauge, &model, 1.0, Requests::Ids("a,b"));
     record("Orders", Kind::Gauge, &[("shop", "x"), model[0], model[1]], 2.0, Requests::None);
     record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&many));
     // Never matched by position: as many dimensions as the metric has, and one more.
     record("Orders", Kind::Counter, &[("store", "y"), ("of", "z")], 3.0, Requests::Ids("a"));
     record("Orders", Kind::Counter, &[("shop", "b"), model[0], ("tier", "f")], 3.0, Requests::None);
-    // The first sample determines the type of an undefined metric; names are made valid for Prometheus.
+    // The first sample determines the type of an undefined metric; names are made valid for
+    // Prometheus.
     record("of-time", Kind::Gauge, &[("in.step", "p:q"), model[0]], 4.0, Requests::None);
     record("of-time", Kind::Counter, &[("other", "r"), ("names", "s")], 5.0, Requests::None);
     record("of-time", Kind::Gauge, &[model[0], ("in.step", "u")], 6.0, Requests::None);
     record("QueueTime", Kind::Gauge, &[], 6.0, Requests::None);
     let (all, dropped) = world.came();
     assert!(all[2].2.is_nan());
-    let found: Vec<_> =
-        all.into_iter().map(|(name, labels, value, id)| (name, labels, value.to_string(), id)).collect();
+    let found: Vec<_> = all
+        .into_iter()
+        .map(|(name, labels, value, id)| (name, labels, value.to_string(), id))
+        .collect();
     let of = |name: &str, labels: &[&str], value: &str, ids: &str| {
-        (name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect(), value.to_owned(), ids.to_owned())
+        (
+            name.to_owned(),
+            labels.iter().map(|label| (*label).to_owned()).collect(),
+            value.to_owned(),
+            ids.to_owned(),
+        )
     };
     let expected = vec![
         of("HandlerTime", &["ModelName=t", "Level=Model"], "1", "a,b"),
@@ -308,8 +367,11 @@ fn coalesced_values_are_sent_by_the_flush() {
     world.metrics.flush();
     let orders = ["shop=a", "ModelName=m"];
     let depth = ["ModelName=m", "sea=s", "Level=Model"];
-    let expected =
-        vec![came("Orders", &orders, 14.0, ""), came("Depth", &depth, 4.0, ""), came("Depth", &depth, 0.0, "")];
+    let expected = vec![
+        came("Orders", &orders, 14.0, ""),
+        came("Depth", &depth, 4.0, ""),
+        came("Depth", &depth, 0.0, ""),
+    ];
     assert_eq!(world.came(), (expected, 1));
 }
 
@@ -334,7 +396,10 @@ fn a_full_ring_wakes_the_reader_waits_and_then_drops() {
     (300..800).for_each(|_| size.add_or_update(1.0));
     assert!(woken(&world.wakeup));
     let waited = crate::clock::now().ns_since(start);
-    assert!((1_000_000_000..3_000_000_000).contains(&waited), "{waited}: only one sample should wait");
+    assert!(
+        (1_000_000_000..3_000_000_000).contains(&waited),
+        "{waited}: only one sample should wait"
+    );
     let (all, dropped) = world.came();
     assert_eq!((all.len() as u64 + dropped, all.len() > 600, dropped > 50), (800, true, true));
 }
@@ -342,7 +407,8 @@ fn a_full_ring_wakes_the_reader_waits_and_then_drops() {
 #[test]
 fn threads_lose_nothing_while_the_frontend_reads() {
     let World { metrics, reader, .. } = world(false);
-    let cache = Arc::new(Cache::new(Catalog::parse(DEFINITION, "m.yaml").unwrap(), Settings::new("h")));
+    let cache =
+        Arc::new(Cache::new(Catalog::parse(DEFINITION, "m.yaml").unwrap(), Settings::new("h")));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let mut feed = Feed::new(reader.unwrap());
     let threads: Vec<_> = (0..4)
@@ -370,7 +436,10 @@ fn a_new_definition_applies_to_existing_handles() {
     let each = |value| [&orders, &off].iter().for_each(|series| series.add_or_update(value));
     each(1.0);
     assert!(world.metrics.redefine("mod: both").is_err());
-    world.metrics.redefine(&encoded("model_metrics:\n  counter:\n    - {name: Off, unit: Count}\n")).unwrap();
+    world
+        .metrics
+        .redefine(&encoded("model_metrics:\n  counter:\n    - {name: Off, unit: Count}\n"))
+        .unwrap();
     each(2.0);
     assert!(world.metrics.get_metric("Size", Kind::Histogram).is_err());
     world.metrics.redefine(&encoded(DEFINITION)).unwrap();
@@ -384,13 +453,22 @@ fn a_new_definition_applies_to_existing_handles() {
 fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
     let mut world = world(false);
     let time = |labels: &str| {
-        format!("model_metrics:\n  gauge:\n    - {{name: HandlerTime, unit: ms, dimensions: [{labels}]}}\n")
+        format!(
+            "model_metrics:\n  gauge:\n    - {{name: HandlerTime, unit: ms, dimensions: \
+             [{labels}]}}\n"
+        )
     };
     let executed = || {
-        let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
+        let stamps = ComputeStamps {
+            start: Instant(0),
+            end: Instant(2_000_000),
+            ..ComputeStamps::default()
+        };
         world.metrics.batch_executed(&done(stamps, None), Some(Instant(0)));
     };
-    for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
+    for labels in
+        ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""]
+    {
         world.metrics.redefine(&encoded(&time(labels))).unwrap();
         executed();
     }
@@ -402,26 +480,36 @@ fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let designed = format!("model=m,host={host}");
     let named = format!("model_name=m,model_version=1,hostname={host}");
-    assert_eq!(labels.collect::<Vec<_>>(), [&*designed, "ModelName=m,Level=Model", &*named, "version=1", ""]);
+    assert_eq!(
+        labels.collect::<Vec<_>>(),
+        [&*designed, "ModelName=m,Level=Model", &*named, "version=1", ""]
+    );
 }
 
 /// A model may give any of the dimensions that the worker could fill in.
 #[test]
 fn values_find_their_dimensions() {
     let mut world = world(false);
-    let text = "model_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [model, Level, sea]}\n";
+    let text =
+        "model_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [model, Level, sea]}\n";
     world.metrics.redefine(&encoded(text)).unwrap();
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
     for values in [&["red"][..], &["other", "red"], &["other", "Sea", "red"]] {
         depth.add_or_update(1.0, values);
     }
     assert!(depth.series(&[]).is_err());
-    let labels: Vec<String> = world.came().0.into_iter().map(|(_, labels, ..)| labels.join(",")).collect();
-    let expected = ["model=m,Level=Model,sea=red", "model=other,Level=Model,sea=red", "model=other,Level=Sea,sea=red"];
+    let labels: Vec<String> =
+        world.came().0.into_iter().map(|(_, labels, ..)| labels.join(",")).collect();
+    let expected = [
+        "model=m,Level=Model,sea=red",
+        "model=other,Level=Model,sea=red",
+        "model=other,Level=Sea,sea=red",
+    ];
     assert_eq!(labels, expected);
 }
 
-/// `cargo test --release -p pharos-worker cost -- --ignored --nocapture` prints the cost of a sample.
+/// `cargo test --release -p pharos-worker cost -- --ignored --nocapture` prints the cost of a
+/// sample.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_sample() {
@@ -463,7 +551,11 @@ fn a_model_may_describe_its_own_metrics() {
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(2.0);
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(3.0);
     // A definition in metrics.yaml takes precedence.
-    world.metrics.own_series(&described("Orders", Kind::Counter, &["shop"]), &["n"]).unwrap().add_or_update(1.0);
+    world
+        .metrics
+        .own_series(&described("Orders", Kind::Counter, &["shop"]), &["n"])
+        .unwrap()
+        .add_or_update(1.0);
     // A new definition without the metric does not affect it.
     world.metrics.redefine(&encoded(DEFINITION)).unwrap();
     world.metrics.own_series(&own, &["y"]).unwrap().add_or_update(4.0);
@@ -477,10 +569,18 @@ fn a_model_may_describe_its_own_metrics() {
         assert!(refused.contains(expected), "{refused}");
     }
     // Series of one metric may have different labels.
-    world.metrics.own_series(&described("held", Kind::Gauge, &["b"]), &["z"]).unwrap().add_or_update(5.0);
+    world
+        .metrics
+        .own_series(&described("held", Kind::Gauge, &["b"]), &["z"])
+        .unwrap()
+        .add_or_update(5.0);
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(6.0);
     let (came, dropped) = world.came();
-    let own: Vec<_> = came.iter().filter(|came| came.0 == "held").map(|came| (came.1[0].as_str(), came.2)).collect();
+    let own: Vec<_> = came
+        .iter()
+        .filter(|came| came.0 == "held")
+        .map(|came| (came.1[0].as_str(), came.2))
+        .collect();
     assert_eq!(own, [("a=x", 2.0), ("a=x", 3.0), ("a=y", 4.0), ("b=z", 5.0), ("a=x", 6.0)]);
     assert_eq!((came.len(), dropped), (6, 0));
 }

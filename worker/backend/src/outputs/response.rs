@@ -1,9 +1,11 @@
-//! Responses of decoupled models: any number for each request of a batch, sent while the batch is executed.
+//! Responses of decoupled models: any number for each request of a batch, sent while the batch is
+//! executed.
 //!
-//! The frontend limits the unread responses of each request to [`CREDITS`](pharos::wire::CREDITS). When they are used up, the
-//! backend waits here, which blocks the whole batch. While it waits, the socket is read: credits are counted, memory that clients
-//! have read is released, all other messages are kept for later. The wait ends when the request gets credit, when it is
-//! cancelled, or when the process is to stop.
+//! The frontend limits the unread responses of each request to [`CREDITS`](pharos::wire::CREDITS).
+//! When they are used up, the backend waits here, which blocks the whole batch. While it waits, the
+//! socket is read: credits are counted, memory that clients have read is released, all other
+//! messages are kept for later. The wait ends when the request gets credit, when it is cancelled,
+//! or when the process is to stop.
 
 use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
@@ -17,7 +19,8 @@ use crate::clock;
 use crate::error::{run_error, wire_error};
 use crate::streams::ResponseContent;
 
-/// A response to one request of a decoupled model that is being built. Dropping it without sending discards it.
+/// A response to one request of a decoupled model that is being built. Dropping it without sending
+/// discards it.
 pub struct Response<'o, 'a> {
     outputs: &'o mut Outputs<'a>,
     request: u32,
@@ -27,21 +30,30 @@ pub struct Response<'o, 'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Begins a response to the request at this position of the batch, after waiting until its client has read enough of the
-    /// earlier ones. For models with the decoupled transaction policy; each request may have any number of responses.
+    /// Begins a response to the request at this position of the batch, after waiting until its
+    /// client has read enough of the earlier ones. For models with the decoupled transaction
+    /// policy; each request may have any number of responses.
     ///
-    /// A request without a last response at the end of the batch is ended then: by the batch's error; otherwise, if it has had no
-    /// response, by the outputs [allocated](Outputs::allocate) for the batch; otherwise without another response.
+    /// A request without a last response at the end of the batch is ended then: by the batch's
+    /// error; otherwise, if it has had no response, by the outputs [allocated](Outputs::allocate)
+    /// for the batch; otherwise without another response.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled; the backend should then continue with the others. Also fails if the
-    /// model is not decoupled, there is no such request, or it has had its last response.
+    /// [`InferError::cancelled`] if the request is cancelled; the backend should then continue with
+    /// the others. Also fails if the model is not decoupled, there is no such request, or it has
+    /// had its last response.
     pub fn response(&mut self, request: usize) -> Result<Response<'_, 'a>, InferError> {
         // Stamped before the wait, so that a slow client is not counted as compute time.
         let output_start = clock::now();
         self.wait_for_credit(request)?;
         let request = u32::try_from(request).map_err(|_| run_error("too many requests"))?;
-        Ok(Response { outputs: self, request, blocks: Vec::new(), parameters: Vec::new(), output_start })
+        Ok(Response {
+            outputs: self,
+            request,
+            blocks: Vec::new(),
+            parameters: Vec::new(),
+            output_start,
+        })
     }
 
     /// Ends the responses to a request without sending another one.
@@ -59,8 +71,9 @@ impl<'a> Outputs<'a> {
 }
 
 impl Response<'_, '_> {
-    /// Allocates memory for the output at this position of the configuration, for this request only; its content is undefined.
-    /// The shape begins with the request's rows if the model batches.
+    /// Allocates memory for the output at this position of the configuration, for this request
+    /// only; its content is undefined. The shape begins with the request's rows if the model
+    /// batches.
     ///
     /// # Errors
     /// The output arena is full.
@@ -71,15 +84,18 @@ impl Response<'_, '_> {
         shape: &[i64],
         len: usize,
     ) -> Result<&mut [u8], InferError> {
-        let (block, memory) = OutputTensor { output, datatype, shape, len }.allocate(self.outputs.arena)?;
+        let (block, memory) =
+            OutputTensor { output, datatype, shape, len }.allocate(self.outputs.arena)?;
         self.blocks.push(block);
         Ok(memory)
     }
 
-    /// Like [`Response::allocate`], for a datatype of fixed size: the length is computed from the shape.
+    /// Like [`Response::allocate`], for a datatype of fixed size: the length is computed from the
+    /// shape.
     ///
     /// # Errors
-    /// As for [`Response::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
+    /// As for [`Response::allocate`]; also a shape with a negative dimension, or the datatype
+    /// BYTES.
     pub fn allocate_fixed(
         &mut self,
         output: usize,
@@ -110,7 +126,8 @@ impl Response<'_, '_> {
         self.leave(None, true)
     }
 
-    /// Sends an error instead of the response; more may follow. Use [`Outputs::fail`] for an error that ends the request.
+    /// Sends an error instead of the response; more may follow. Use [`Outputs::fail`] for an error
+    /// that ends the request.
     ///
     /// # Errors
     /// As for [`Outputs::response`].
@@ -130,8 +147,14 @@ impl Response<'_, '_> {
         let parameters = std::mem::take(&mut self.parameters);
         let place = (self.outputs.execute.batch, self.request);
         let error = error.map(wire_error);
-        let content =
-            ResponseContent { outputs, parameters, error, last, empty: false, output_start: self.output_start };
+        let content = ResponseContent {
+            outputs,
+            parameters,
+            error,
+            last,
+            empty: false,
+            output_start: self.output_start,
+        };
         self.outputs.session.connection.send_response(place, content)
     }
 

@@ -1,8 +1,9 @@
-//! The structures and function types of `include/pharos_backend.h`, field by field; the header documents them. Keep both files in
-//! step; `tests/python/backends/native/testing.c` compares the sizes.
+//! The structures and function types of `include/pharos_backend.h`, field by field; the header
+//! documents them. Keep both files in step; `tests/python/backends/native/testing.c` compares the
+//! sizes.
 //!
-//! Contract of the functions: the caller follows the rules of the header; each pointer is null or valid for its documented
-//! target.
+//! Contract of the functions: the caller follows the rules of the header; each pointer is null or
+//! valid for its documented target.
 
 use std::ffi::{c_char, c_void};
 
@@ -32,7 +33,9 @@ pub(super) fn error_of(code: Code, message: String) -> Result<InferError, InferE
     let known = u8::try_from(code)
         .ok()
         .and_then(|code| ErrorCode::from_wire(code.checked_sub(1)?))
-        .ok_or_else(|| InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9")))?;
+        .ok_or_else(|| {
+            InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9"))
+        })?;
     let reason = if known == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
     Ok(InferError::new(known, reason, message))
 }
@@ -133,14 +136,16 @@ pub(super) struct MetricSpec {
     pub(super) kind: i32,
 }
 
-// Functions that a library exports. A C++ exception that leaves one ends the process instead of being undefined behavior.
+// Functions that a library exports. A C++ exception that leaves one ends the process instead of
+// being undefined behavior.
 
 /// `pharos_backend_abi_version`.
 pub(super) type AbiVersion = unsafe extern "C-unwind" fn() -> u32;
 /// `pharos_backend_create`.
 pub(super) type Create = unsafe extern "C-unwind" fn(*const Context, *mut *mut c_void) -> Code;
 /// `pharos_backend_execute`.
-pub(super) type Execute = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> Code;
+pub(super) type Execute =
+    unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> Code;
 /// `pharos_backend_destroy`.
 pub(super) type Destroy = unsafe extern "C-unwind" fn(*mut c_void);
 /// `pharos_backend_sequence_ended`.

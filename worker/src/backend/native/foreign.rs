@@ -1,6 +1,7 @@
 //! Reads values that a library passes in, and stores the text of the last error.
 //!
-//! Contract for `unsafe`: a pointer from the library is null or valid as the header specifies, for the duration of the call.
+//! Contract for `unsafe`: a pointer from the library is null or valid as the header specifies, for
+//! the duration of the call.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -11,7 +12,8 @@ use pharos::infer::Parameter;
 
 use super::abi;
 
-/// The maximum number of dimensions of a shape or labels of a metric: larger numbers are certainly wrong.
+/// The maximum number of dimensions of a shape or labels of a metric: larger numbers are certainly
+/// wrong.
 const MAX_DIMENSIONS: usize = 64;
 /// The maximum length of a parameter's string, in bytes.
 const LONGEST_TEXT: usize = 1 << 20;
@@ -45,7 +47,8 @@ pub(super) fn last_error() -> *const c_char {
 
 /// Returns the text of the last failure, if it had this code.
 pub(super) fn last_error_of(code: abi::Code) -> Option<String> {
-    LAST_ERROR.with_borrow(|(last, text)| (*last == code).then(|| text.to_string_lossy().into_owned()))
+    LAST_ERROR
+        .with_borrow(|(last, text)| (*last == code).then(|| text.to_string_lossy().into_owned()))
 }
 
 /// Clears the stored error before a call of the library.
@@ -79,7 +82,8 @@ pub(super) unsafe fn reference<'a, T>(pointer: *const T, what: &str) -> Result<&
     Ok(unsafe { &*pointer })
 }
 
-/// Returns a structure that begins with its size. A structure that grows in later versions is read with its length in version 1.
+/// Returns a structure that begins with its size. A structure that grows in later versions is read
+/// with its length in version 1.
 ///
 /// # Safety
 /// This module's contract.
@@ -90,7 +94,10 @@ pub(super) unsafe fn sized<'a, T>(pointer: *const T, what: &str) -> Result<&'a T
     // SAFETY: the caller guarantees it; the size is the first field of all structures.
     let size = *unsafe { reference(pointer.cast::<usize>(), what) }?;
     if size < size_of::<T>() {
-        return Err(misuse(format!("{what} has size {size}; expected at least {}", size_of::<T>())));
+        return Err(misuse(format!(
+            "{what} has size {size}; expected at least {}",
+            size_of::<T>()
+        )));
     }
     // SAFETY: as above, and the size is sufficient.
     unsafe { reference(pointer, what) }
@@ -105,7 +112,9 @@ pub(super) unsafe fn sized<'a, T>(pointer: *const T, what: &str) -> Result<&'a T
 /// The pointer is null, or not aligned.
 pub(super) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), InferError> {
     if place.is_null() || !place.is_aligned() {
-        return Err(misuse(format!("the destination of the result is {place:?}, which is not a valid pointer")));
+        return Err(misuse(format!(
+            "the destination of the result is {place:?}, which is not a valid pointer"
+        )));
     }
     // SAFETY: the caller guarantees it.
     unsafe { place.write(value) };
@@ -140,12 +149,18 @@ pub(super) unsafe fn needed_text(pointer: *const c_char, what: &str) -> Result<S
 ///
 /// # Errors
 /// The pointer is null or not aligned, or there are more than [`MAX_DIMENSIONS`].
-pub(super) unsafe fn list<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], InferError> {
+pub(super) unsafe fn list<'a, T>(
+    pointer: *const T,
+    count: usize,
+    what: &str,
+) -> Result<&'a [T], InferError> {
     if count == 0 {
         return Ok(&[]);
     }
     if count > MAX_DIMENSIONS {
-        return Err(misuse(format!("{what} has {count} values; at most {MAX_DIMENSIONS} are allowed")));
+        return Err(misuse(format!(
+            "{what} has {count} values; at most {MAX_DIMENSIONS} are allowed"
+        )));
     }
     // SAFETY: the caller guarantees it.
     unsafe { reference(pointer, what) }?;
@@ -160,7 +175,11 @@ pub(super) unsafe fn list<'a, T>(pointer: *const T, count: usize, what: &str) ->
 ///
 /// # Errors
 /// As for [`list`]; also if one of the strings is null.
-pub(super) unsafe fn texts(pointer: *const *const c_char, count: usize, what: &str) -> Result<Vec<String>, InferError> {
+pub(super) unsafe fn texts(
+    pointer: *const *const c_char,
+    count: usize,
+    what: &str,
+) -> Result<Vec<String>, InferError> {
     // SAFETY: the caller guarantees it.
     let pointers = unsafe { list(pointer, count, what) }?;
     // SAFETY: as above.
@@ -174,7 +193,9 @@ pub(super) unsafe fn texts(pointer: *const *const c_char, count: usize, what: &s
 ///
 /// # Errors
 /// The parameter has no name, or its kind is unknown.
-pub(super) unsafe fn parameter(pointer: *const abi::Parameter) -> Result<(String, Parameter), InferError> {
+pub(super) unsafe fn parameter(
+    pointer: *const abi::Parameter,
+) -> Result<(String, Parameter), InferError> {
     // SAFETY: the caller guarantees it.
     let given = unsafe { sized(pointer, "parameter") }?;
     // SAFETY: as above.
@@ -199,7 +220,9 @@ pub(super) unsafe fn parameter(pointer: *const abi::Parameter) -> Result<(String
             let bytes = unsafe { slice::from_raw_parts(first, given.text_length) };
             Parameter::String(String::from_utf8_lossy(bytes).into_owned())
         }
-        kind => return Err(misuse(format!("parameter '{name}' has kind {kind}; 1 to 5 are allowed"))),
+        kind => {
+            return Err(misuse(format!("parameter '{name}' has kind {kind}; 1 to 5 are allowed")));
+        }
     };
     Ok((name, value))
 }

@@ -1,4 +1,5 @@
-//! The table of functions that a library may call, and those functions that belong to no other module.
+//! The table of functions that a library may call, and those functions that belong to no other
+//! module.
 //!
 //! Contract for `unsafe`: a string from the library is null or ends with a NUL.
 
@@ -118,8 +119,8 @@ unsafe extern "C" fn last_error() -> *const c_char {
     foreign::last_error()
 }
 
-/// Writes to standard error. Each line is prefixed with the character RS and the letter of its level; the frontend removes the
-/// prefix.
+/// Writes to standard error. Each line is prefixed with the character RS and the letter of its
+/// level; the frontend removes the prefix.
 ///
 /// # Safety
 /// This module's contract.

@@ -1,8 +1,9 @@
 //! Finds the functions of a backend in a shared library, or explains why the file is not a backend.
 //!
-//! Contract for `unsafe`: loading a library runs its initialization code, which the user has chosen to trust. It is never
-//! unloaded, so its symbols stay valid. Symbols of the names below are functions of the types in [`abi`]: the header specifies
-//! this, and the library's version is checked before any other function is called.
+//! Contract for `unsafe`: loading a library runs its initialization code, which the user has chosen
+//! to trust. It is never unloaded, so its symbols stay valid. Symbols of the names below are
+//! functions of the types in [`abi`]: the header specifies this, and the library's version is
+//! checked before any other function is called.
 
 use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs::File;
@@ -35,14 +36,16 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
     // SAFETY: the header specifies this type.
     let version = unsafe { library.function::<abi::AbiVersion>(c"pharos_backend_abi_version") };
     let version = version.ok_or_else(|| {
-        "has no function pharos_backend_abi_version: it is not a backend for this server, see pharos_backend.h"
+        "has no function pharos_backend_abi_version: it is not a backend for this server, see \
+         pharos_backend.h"
             .to_owned()
     })?;
     // SAFETY: it takes no arguments.
     let version = unsafe { version() };
     if version != abi::VERSION {
         return Err(format!(
-            "was built for version {version} of pharos_backend.h, this server has version {}: rebuild it",
+            "was built for version {version} of pharos_backend.h, this server has version {}: \
+             rebuild it",
             abi::VERSION
         ));
     }
@@ -58,8 +61,15 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
         )
     };
     let (Some(create), Some(execute), Some(destroy)) = (create, execute, destroy) else {
-        let missing = [("create", create.is_none()), ("execute", execute.is_none()), ("destroy", destroy.is_none())];
-        let missing = missing.iter().filter(|(_, missing)| *missing).map(|(name, _)| format!("pharos_backend_{name}"));
+        let missing = [
+            ("create", create.is_none()),
+            ("execute", execute.is_none()),
+            ("destroy", destroy.is_none()),
+        ];
+        let missing = missing
+            .iter()
+            .filter(|(_, missing)| *missing)
+            .map(|(name, _)| format!("pharos_backend_{name}"));
         return Err(format!("has no function {}", missing.collect::<Vec<_>>().join(", ")));
     };
     // SAFETY: the header requires a string that lives as long as the library; null is handled.
@@ -76,14 +86,17 @@ struct Library {
 
 impl Library {
     fn open(path: &Path) -> Result<Self, String> {
-        let text = CString::new(path.as_os_str().as_bytes()).map_err(|_| "has a NUL byte in its name".to_owned())?;
+        let text = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| "has a NUL byte in its name".to_owned())?;
         // SAFETY: this module's contract; the name ends with a NUL.
         let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !handle.is_null() {
             return Ok(Self { handle });
         }
-        // SAFETY: null, or a string that stays valid until this thread's next call of these functions.
-        let reason = unsafe { super::foreign::text(libc::dlerror()) }.unwrap_or_else(|| "unknown reason".to_owned());
+        // SAFETY: null, or a string that stays valid until this thread's next call of these
+        // functions.
+        let reason = unsafe { super::foreign::text(libc::dlerror()) }
+            .unwrap_or_else(|| "unknown reason".to_owned());
         // The loader's message begins with a path, usually this one.
         let own = format!("{}: ", path.display());
         Err(format!("cannot be loaded: {}", reason.strip_prefix(&own).unwrap_or(&reason)))
@@ -97,12 +110,14 @@ impl Library {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: the library is loaded; the name ends with a NUL.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        // SAFETY: not null, of a function pointer's size, and of this type, as the caller guarantees.
+        // SAFETY: not null, of a function pointer's size, and of this type, as the caller
+        // guarantees.
         (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
     }
 }
 
-/// Checks for problems that the loader reports unclearly: no file, not a library, a library for another machine.
+/// Checks for problems that the loader reports unclearly: no file, not a library, a library for
+/// another machine.
 fn check_file(path: &Path) -> Result<(), String> {
     let own = header(Path::new("/proc/self/exe"));
     let header = header(path).map_err(|error| match error.kind() {
@@ -113,8 +128,9 @@ fn check_file(path: &Path) -> Result<(), String> {
     check_length(path)
 }
 
-/// Checks the minimum length of an ELF file of 64 bits and this byte order against its program header; the loader would end the
-/// process if the file is shorter. ELF-64 Object File Format, version 1.5: figures 2 and 6.
+/// Checks the minimum length of an ELF file of 64 bits and this byte order against its program
+/// header; the loader would end the process if the file is shorter. ELF-64 Object File Format,
+/// version 1.5: figures 2 and 6.
 fn check_length(path: &Path) -> Result<(), String> {
     let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
     let file = File::open(path).map_err(unreadable)?;
@@ -139,7 +155,9 @@ fn check_length(path: &Path) -> Result<(), String> {
     };
     match needed() {
         Some(needed) if needed <= length => Ok(()),
-        Some(needed) => Err(format!("is truncated: it has {length} bytes, expected at least {needed}")),
+        Some(needed) => {
+            Err(format!("is truncated: it has {length} bytes, expected at least {needed}"))
+        }
         None => Err(format!("is truncated: it has {length} bytes, less than a whole header")),
     }
 }
@@ -151,12 +169,16 @@ fn header(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Compares the header of an ELF file (its class, byte order and machine) with the header of this program's file.
+/// Compares the header of an ELF file (its class, byte order and machine) with the header of this
+/// program's file.
 fn check_header(header: &[u8], own: &[u8]) -> Result<(), String> {
-    let Some((b"\x7fELF", [class, order, ..])) = header.split_first_chunk::<4>().filter(|_| header.len() == 20) else {
+    let Some((b"\x7fELF", [class, order, ..])) =
+        header.split_first_chunk::<4>().filter(|_| header.len() == 20)
+    else {
         return Err("is not a shared library (not an ELF file)".to_owned());
     };
-    let kind = |header: &[u8]| Some((*header.get(4)?, *header.get(5)?, header.get(18..20)?.to_vec()));
+    let kind =
+        |header: &[u8]| Some((*header.get(4)?, *header.get(5)?, header.get(18..20)?.to_vec()));
     if kind(header) == kind(own) {
         return Ok(());
     }
@@ -191,7 +213,10 @@ mod tests {
         assert_eq!(refused(&other(183)), "was built for aarch64, this server runs on x86-64");
         assert_eq!(refused(&other(3)), "was built for 32-bit x86, this server runs on x86-64");
         assert!(refused(&other(7)).starts_with("was built for another machine"));
-        assert_eq!(refused(b"#!/bin/sh\nexit 0\n#####"), "is not a shared library (not an ELF file)");
+        assert_eq!(
+            refused(b"#!/bin/sh\nexit 0\n#####"),
+            "is not a shared library (not an ELF file)"
+        );
         assert_eq!(refused(&own[..19]), "is not a shared library (not an ELF file)");
         assert_eq!(refused(b""), "is not a shared library (not an ELF file)");
     }
@@ -203,7 +228,10 @@ mod tests {
         assert!(refused(Path::new("/")).starts_with("cannot be read: "));
         // A library that is already loaded in every program here, and is not a backend.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let library = maps.split_whitespace().find(|word| word.contains("/libc.so")).expect("the C library");
-        assert!(refused(Path::new(library)).starts_with("has no function pharos_backend_abi_version"));
+        let library =
+            maps.split_whitespace().find(|word| word.contains("/libc.so")).expect("the C library");
+        assert!(
+            refused(Path::new(library)).starts_with("has no function pharos_backend_abi_version")
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! The data that a library creates an instance from, and functions to read it: the configuration in parts, so that a backend in C
-//! does not need to parse JSON.
+//! The data that a library creates an instance from, and functions to read it: the configuration in
+//! parts, so that a backend in C does not need to parse JSON.
 //!
-//! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the library does not use it
-//! afterwards.
+//! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the
+//! library does not use it afterwards.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -57,7 +57,8 @@ impl<'a> Load<'a> {
     pub(super) fn new(context: &Context<'a>, host: *const c_void, metrics: *const c_void) -> Self {
         let config = context.config;
         let directory = context.directory.to_string_lossy();
-        let texts = [config.to_json().as_str(), &directory, &config.name, context.instance].map(c_text);
+        let texts =
+            [config.to_json().as_str(), &directory, &config.name, context.instance].map(c_text);
         let [json, directory, model, instance] = texts.each_ref().map(|text| text.as_ptr());
         let public = abi::Context {
             size: size_of::<abi::Context>(),
@@ -83,7 +84,8 @@ impl<'a> Load<'a> {
         for state in config.states.iter().filter(|state| state.output >= config.outputs.len()) {
             outputs.add(&state.output_name, &state.dims, state.datatype.number().into(), false);
         }
-        let parameters = config.parameters.iter().map(|(name, text)| (name.as_str(), c_text(text))).collect();
+        let parameters =
+            config.parameters.iter().map(|(name, text)| (name.as_str(), c_text(text))).collect();
         let failure = Mutex::new(None);
         Self { context: public, config, _texts: texts, parameters, inputs, outputs, failure }
     }
@@ -96,19 +98,31 @@ impl<'a> Load<'a> {
     /// Returns the reason why the library has not created an instance.
     pub(super) fn failure(&self, code: Code) -> InferError {
         let reason = self.failure.lock().take().or_else(|| super::foreign::last_error_of(code));
-        let no_reason = || format!("the backend '{}' returned the code {code} and gave no reason", self.config.backend);
+        let no_reason = || {
+            format!(
+                "the backend '{}' returned the code {code} and gave no reason",
+                self.config.backend
+            )
+        };
         load_error(reason.unwrap_or_else(no_reason))
     }
 }
 
 /// # Safety
 /// This module's contract.
-pub(super) unsafe extern "C" fn config_parameter(load: *const Load<'static>, name: *const c_char) -> *const c_char {
+pub(super) unsafe extern "C" fn config_parameter(
+    load: *const Load<'static>,
+    name: *const c_char,
+) -> *const c_char {
     // SAFETY: the caller guarantees it.
     let found = unsafe { reference(load, "context") }.and_then(|load| {
         // SAFETY: as above.
         let name = unsafe { needed_text(name, "name") }?;
-        Ok(load.parameters.iter().find(|(known, _)| *known == name).map_or(ptr::null(), |(_, text)| text.as_ptr()))
+        Ok(load
+            .parameters
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(ptr::null(), |(_, text)| text.as_ptr()))
     });
     found.unwrap_or_else(|error| {
         outcome(Err(error));
@@ -118,14 +132,20 @@ pub(super) unsafe extern "C" fn config_parameter(load: *const Load<'static>, nam
 
 /// # Safety
 /// This module's contract.
-pub(super) unsafe extern "C" fn config_input(load: *const Load<'static>, position: usize) -> *const Tensor {
+pub(super) unsafe extern "C" fn config_input(
+    load: *const Load<'static>,
+    position: usize,
+) -> *const Tensor {
     // SAFETY: the caller guarantees it.
     unsafe { tensor(load, |load| load.inputs.tensors.get(position)) }
 }
 
 /// # Safety
 /// This module's contract.
-pub(super) unsafe extern "C" fn config_output(load: *const Load<'static>, position: usize) -> *const Tensor {
+pub(super) unsafe extern "C" fn config_output(
+    load: *const Load<'static>,
+    position: usize,
+) -> *const Tensor {
     // SAFETY: the caller guarantees it.
     unsafe { tensor(load, |load| load.outputs.tensors.get(position)) }
 }
@@ -148,7 +168,10 @@ unsafe fn tensor<'a>(
 
 /// # Safety
 /// This module's contract.
-pub(super) unsafe extern "C" fn fail_load(load: *const Load<'static>, message: *const c_char) -> Code {
+pub(super) unsafe extern "C" fn fail_load(
+    load: *const Load<'static>,
+    message: *const c_char,
+) -> Code {
     // SAFETY: the caller guarantees it.
     let failed = unsafe { reference(load, "context") }.and_then(|load| {
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! The metrics that a library records.
 //!
-//! Contract for `unsafe`: the handles are boxed and live as long as the instance; pointers that are passed in follow the rules of
-//! the header.
+//! Contract for `unsafe`: the handles are boxed and live as long as the instance; pointers that are
+//! passed in follow the rules of the header.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
@@ -13,7 +13,9 @@ use pharos::metrics::catalog::Kind;
 use pharos_backend::{Metric, MetricError, Metrics, Requests, Series};
 
 use super::abi::{Code, MetricSpec};
-use super::foreign::{misuse, needed_text, outcome, outcome_of, put, reference, sized, text, texts};
+use super::foreign::{
+    misuse, needed_text, outcome, outcome_of, put, reference, sized, text, texts,
+};
 
 /// `PHAROS_WHOLE_BATCH`.
 const WHOLE_BATCH: i64 = -1;
@@ -23,7 +25,8 @@ const NO_REQUEST: i64 = -2;
 /// `pharos_metrics`.
 pub(super) struct MetricsHandle {
     metrics: Metrics,
-    // By kind, name and dimensions; locked while one is looked up. The library may call from any thread.
+    // By kind, name and dimensions; locked while one is looked up. The library may call from any
+    // thread.
     known: Mutex<HashMap<String, Box<MetricHandle>>>,
 }
 
@@ -51,7 +54,9 @@ impl MetricsHandle {
         let mut known = self.known.lock();
         // Called even for a known metric, because the definition may have changed.
         let metric = make(&self.metrics)?;
-        let handle = known.entry(key).or_insert_with(|| Box::new(MetricHandle { metric, series: Mutex::default() }));
+        let handle = known
+            .entry(key)
+            .or_insert_with(|| Box::new(MetricHandle { metric, series: Mutex::default() }));
         Ok(ptr::from_ref(&**handle))
     }
 }
@@ -84,7 +89,10 @@ pub(super) unsafe extern "C" fn metric_add(
         let kind = kind_of(spec.kind)?;
         let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
         let key = format!("{} {name} {dimensions:?}", kind.as_str());
-        put(metric, metrics.metric(key, |metrics| metrics.add_metric(&name, &unit, &dimensions, kind))?)
+        put(
+            metric,
+            metrics.metric(key, |metrics| metrics.add_metric(&name, &unit, &dimensions, kind))?,
+        )
     })
 }
 
@@ -132,13 +140,21 @@ pub(super) unsafe extern "C" fn metric_series(
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value: f64, request: i64) -> Code {
+pub(super) unsafe extern "C" fn add_or_update(
+    series: *const SeriesHandle,
+    value: f64,
+    request: i64,
+) -> Code {
     outcome_of(|| {
         let requests = match request {
             WHOLE_BATCH => Requests::Batch,
             NO_REQUEST => Requests::None,
             position => {
-                let wrong = |_| misuse(format!("{position} is not a request position; allowed are -2 and above"));
+                let wrong = |_| {
+                    misuse(format!(
+                        "{position} is not a request position; allowed are -2 and above"
+                    ))
+                };
                 Requests::One(usize::try_from(position).map_err(wrong)?)
             }
         };

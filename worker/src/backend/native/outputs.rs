@@ -1,6 +1,7 @@
 //! Outputs and errors that a library produces for a batch.
 //!
-//! Contract for `unsafe`: the contract of `running`; pointers that are passed in follow the rules of the header.
+//! Contract for `unsafe`: the contract of `running`; pointers that are passed in follow the rules
+//! of the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -28,28 +29,39 @@ pub(super) struct Wanted<'a> {
 ///
 /// # Errors
 /// There is no such output, or its attributes are invalid.
-pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<Wanted<'a>, InferError> {
+pub(super) unsafe fn wanted<'a>(
+    names: &Names,
+    output: *const Output,
+) -> Result<Wanted<'a>, InferError> {
     // SAFETY: the caller guarantees it.
     let output = unsafe { sized(output, "output") }?;
     let Some((name, configured)) = names.outputs.get(output.index) else {
         let count = names.outputs.len();
-        return Err(misuse(format!("there is no output {}: the model has {count}, counted from 0", output.index)));
+        return Err(misuse(format!(
+            "there is no output {}: the model has {count}, counted from 0",
+            output.index
+        )));
     };
     let datatype = u8::try_from(output.datatype).ok().and_then(DataType::from_number);
     let wrong = |text: String| misuse(format!("output '{name}' {text}"));
-    let datatype = datatype.ok_or_else(|| wrong(format!("has datatype {}; 1 to 14 are allowed", output.datatype)))?;
+    let datatype = datatype
+        .ok_or_else(|| wrong(format!("has datatype {}; 1 to 14 are allowed", output.datatype)))?;
     if names.strict && datatype != *configured {
         return Err(wrong(format!("is {datatype}, but its configured datatype is {configured}")));
     }
     // SAFETY: the caller guarantees it.
     let shape = unsafe { list(output.shape, output.rank, "the output's shape") }?;
-    let elements =
-        element_count(shape).ok_or_else(|| wrong(format!("has shape {}, which has no size", format_shape(shape))))?;
+    let elements = element_count(shape)
+        .ok_or_else(|| wrong(format!("has shape {}, which has no size", format_shape(shape))))?;
     let bytes = match byte_size(datatype, shape).map(usize::try_from) {
         Some(Ok(size)) if output.bytes == 0 || output.bytes == size => size,
         None if datatype == DataType::Bytes && output.bytes as u64 / 4 >= elements => output.bytes,
         _ => {
-            let text = format!("has {} bytes, which does not match its shape {}", output.bytes, format_shape(shape));
+            let text = format!(
+                "has {} bytes, which does not match its shape {}",
+                output.bytes,
+                format_shape(shape)
+            );
             return Err(wrong(text));
         }
     };
@@ -60,7 +72,11 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
 ///
 /// # Errors
 /// It is already allocated.
-pub(super) fn once(allocated: &mut Vec<usize>, output: usize, names: &Names) -> Result<(), InferError> {
+pub(super) fn once(
+    allocated: &mut Vec<usize>,
+    output: usize,
+    names: &Names,
+) -> Result<(), InferError> {
     if allocated.contains(&output) {
         return Err(allocated_before(output, names));
     }
@@ -122,7 +138,10 @@ pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) 
 ///
 /// # Safety
 /// This module's contract.
-pub(super) unsafe fn described(code: Code, message: *const c_char) -> Result<InferError, InferError> {
+pub(super) unsafe fn described(
+    code: Code,
+    message: *const c_char,
+) -> Result<InferError, InferError> {
     // SAFETY: the caller guarantees it.
     let message = unsafe { text(message) };
     abi::error_of(code, message.unwrap_or_else(|| "the backend gave no reason".to_owned()))
@@ -149,10 +168,15 @@ pub(super) unsafe extern "C" fn fail(
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn fail_batch(outputs: *const Handle, code: Code, message: *const c_char) -> Code {
+pub(super) unsafe extern "C" fn fail_batch(
+    outputs: *const Handle,
+    code: Code,
+    message: *const c_char,
+) -> Code {
     let set_error = |running: &mut Running, _: &Names| {
         // SAFETY: the caller guarantees it.
-        let error = unsafe { described(code, message) }.unwrap_or_else(|wrong| run_error(wrong.message));
+        let error =
+            unsafe { described(code, message) }.unwrap_or_else(|wrong| run_error(wrong.message));
         running.failure = Some(error.clone());
         Err(error)
     };
@@ -162,7 +186,11 @@ pub(super) unsafe extern "C" fn fail_batch(outputs: *const Handle, code: Code, m
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn set_parameter(outputs: *const Handle, request: usize, given: *const Parameter) -> Code {
+pub(super) unsafe extern "C" fn set_parameter(
+    outputs: *const Handle,
+    request: usize,
+    given: *const Parameter,
+) -> Code {
     let add = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
         // SAFETY: the caller guarantees it.

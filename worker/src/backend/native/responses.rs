@@ -1,8 +1,9 @@
-//! Responses that a library sends individually: responses of a decoupled model while its batch is executed, and of detached
-//! requests, from any thread and even after their batch is over.
+//! Responses that a library sends individually: responses of a decoupled model while its batch is
+//! executed, and of detached requests, from any thread and even after their batch is over.
 //!
-//! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's [`Handle`], which live as long as
-//! the handle; pointers that are passed in follow the rules of the header.
+//! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's
+//! [`Handle`], which live as long as the handle; pointers that are passed in follow the rules of
+//! the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -24,7 +25,10 @@ const RESPONDER: &str = "the responder";
 ///
 /// # Safety
 /// This module's contract.
-unsafe fn found<'a, T>(slot: *const Slot<T>, what: &str) -> Result<(&'a Slot<T>, &'a Handle), InferError> {
+unsafe fn found<'a, T>(
+    slot: *const Slot<T>,
+    what: &str,
+) -> Result<(&'a Slot<T>, &'a Handle), InferError> {
     // SAFETY: the caller guarantees it.
     let slot = unsafe { reference(slot, what) }?;
     // SAFETY: as above.
@@ -61,7 +65,11 @@ fn no_response() -> InferError {
 }
 
 /// Allocates an output of the open response.
-fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
+fn allocate_open(
+    running: &mut Running,
+    names: &Names,
+    wanted: &Wanted<'_>,
+) -> Result<*mut u8, InferError> {
     let (response, _) = running.open.as_mut().ok_or_else(no_response)?;
     once(&mut running.allocated_in_response, wanted.index, names)?;
     let memory = response.allocate(wanted.index, wanted.datatype, wanted.shape, wanted.bytes);
@@ -70,7 +78,11 @@ fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> R
 }
 
 /// Allocates an output of a response to a detached request.
-fn allocate_own(instance: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
+fn allocate_own(
+    instance: &Handle,
+    reply: &mut Reply,
+    wanted: &Wanted<'_>,
+) -> Result<*mut u8, InferError> {
     if reply.outputs.iter().any(|made| made.output == wanted.index) {
         return Err(allocated_before(wanted.index, &instance.names));
     }
@@ -99,7 +111,9 @@ pub(super) unsafe extern "C" fn response_allocate(
         let (slot, instance) = found(response, RESPONSE)?;
         let wanted = wanted(&instance.names, output)?;
         let memory = slot.with(RESPONSE, |answer| match answer {
-            Answer::OfBatch => instance.call(|running, names| allocate_open(running, names, &wanted)),
+            Answer::OfBatch => {
+                instance.call(|running, names| allocate_open(running, names, &wanted))
+            }
             Answer::Own(_, reply) => allocate_own(instance, reply, &wanted),
         })?;
         put(data, memory.cast())
@@ -108,7 +122,10 @@ pub(super) unsafe extern "C" fn response_allocate(
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
+pub(super) unsafe extern "C" fn response_set_parameter(
+    response: *const Responding,
+    given: *const Parameter,
+) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
     outcome_of(|| unsafe {
         let (slot, instance) = found(response, RESPONSE)?;
@@ -159,7 +176,9 @@ pub(super) unsafe extern "C" fn response_send_error(
                 let (made, _) = running.open.take().ok_or_else(no_response)?;
                 made.send_error(error)
             }),
-            Answer::Own(responder, _) => responder.respond(Reply { error: Some(error), ..Reply::default() }, false),
+            Answer::Own(responder, _) => {
+                responder.respond(Reply { error: Some(error), ..Reply::default() }, false)
+            }
         }
     })
 }
@@ -171,7 +190,9 @@ pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
-            Answer::OfBatch => instance.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
+            Answer::OfBatch => {
+                instance.call(|running, _| running.open.take().map(drop).ok_or_else(no_response))
+            }
             Answer::Own(..) => Ok(()),
         }
     });
@@ -202,7 +223,9 @@ pub(super) unsafe extern "C" fn detach(
 ///
 /// # Safety
 /// This module's contract.
-unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *const Handle), InferError> {
+unsafe fn responder_in(
+    responder: *const Detached,
+) -> Result<(Arc<Responder>, *const Handle), InferError> {
     // SAFETY: the caller guarantees it.
     let slot = unsafe { reference(responder, RESPONDER) }?;
     Ok((slot.with(RESPONDER, |responder| Ok(responder.clone()))?, slot.instance.cast()))
@@ -210,7 +233,10 @@ unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *c
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, response: *mut *const Responding) -> Code {
+pub(super) unsafe extern "C" fn responder_begin(
+    responder: *const Detached,
+    response: *mut *const Responding,
+) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
     outcome_of(|| unsafe {
         put(response, ptr::null())?;
@@ -222,7 +248,11 @@ pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, resp
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn responder_fail(responder: *const Detached, code: Code, message: *const c_char) -> Code {
+pub(super) unsafe extern "C" fn responder_fail(
+    responder: *const Detached,
+    code: Code,
+    message: *const c_char,
+) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
     outcome_of(|| unsafe {
         let (responder, _) = responder_in(responder)?;

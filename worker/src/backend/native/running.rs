@@ -1,8 +1,10 @@
-//! A batch while a library executes it: its requests and inputs, and the outputs that the library produces.
+//! A batch while a library executes it: its requests and inputs, and the outputs that the library
+//! produces.
 //!
-//! Contract for `unsafe`: `pharos_batch` and `pharos_outputs` of an instance are one [`Handle`], which lives as long as the
-//! instance. The batch and the outputs are accessible only while [`Handle::run`] runs, which keeps them borrowed; a call at any
-//! other time finds nothing and fails. The lock allows one call at a time. Memory that is passed out stays in place until then:
+//! Contract for `unsafe`: `pharos_batch` and `pharos_outputs` of an instance are one [`Handle`],
+//! which lives as long as the instance. The batch and the outputs are accessible only while
+//! [`Handle::run`] runs, which keeps them borrowed; a call at any other time finds nothing and
+//! fails. The lock allows one call at a time. Memory that is passed out stays in place until then:
 //! vectors do not change once an element has been passed out.
 
 use std::ffi::{CString, c_char, c_void};
@@ -31,7 +33,8 @@ pub(super) struct Handle {
     pub(super) responders: Pool<Arc<Responder>>,
     /// Inputs that the library keeps.
     pub(super) kept: Pool<Received>,
-    // The library may call from any of its threads. Also locked while a response waits for its client.
+    // The library may call from any of its threads. Also locked while a response waits for its
+    // client.
     running: Mutex<Option<Running>>,
 }
 
@@ -61,8 +64,8 @@ pub(super) struct Running {
     pub(super) failure: Option<InferError>,
 }
 
-// SAFETY: the pointers refer to the batch that `Handle::run` keeps borrowed on its thread, which does not use it meanwhile; code
-// that uses the pointers holds the lock.
+// SAFETY: the pointers refer to the batch that `Handle::run` keeps borrowed on its thread, which
+// does not use it meanwhile; code that uses the pointers holds the lock.
 unsafe impl Send for Running {}
 
 /// A request as the library sees it.
@@ -76,10 +79,15 @@ struct RequestView {
 
 impl Handle {
     pub(super) fn new(config: &ModelConfig, runtime: &Runtime) -> Self {
-        let inputs = (0..config.backend_inputs()).map(|at| c_text(config.input_name(at).unwrap_or_default()));
+        let inputs = (0..config.backend_inputs())
+            .map(|at| c_text(config.input_name(at).unwrap_or_default()));
         let outputs = config.backend_outputs().map(|(name, datatype)| (name.to_owned(), datatype));
         Self {
-            names: Names { inputs: inputs.collect(), outputs: outputs.collect(), strict: config.strict_output_types },
+            names: Names {
+                inputs: inputs.collect(),
+                outputs: outputs.collect(),
+                strict: config.strict_output_types,
+            },
             runtime: runtime.clone(),
             responses: Pool::default(),
             responders: Pool::default(),
@@ -88,7 +96,8 @@ impl Handle {
         }
     }
 
-    /// Executes a batch by `call`, which receives the pointer to pass for both the batch and the outputs.
+    /// Executes a batch by `call`, which receives the pointer to pass for both the batch and the
+    /// outputs.
     ///
     /// # Errors
     /// The library's error, or the library returned an invalid code.
@@ -148,8 +157,9 @@ impl Drop for End<'_> {
 fn unexplained(code: Code) -> InferError {
     let text = foreign::last_error_of(code)
         .unwrap_or_else(|| format!("the backend returned the code {code} and gave no reason"));
-    abi::error_of(code, text)
-        .unwrap_or_else(|_| run_error(format!("the backend returned {code}, which is not a valid code")))
+    abi::error_of(code, text).unwrap_or_else(|_| {
+        run_error(format!("the backend returned {code}, which is not a valid code"))
+    })
 }
 
 impl Running {
@@ -204,11 +214,14 @@ impl Running {
     ///
     /// # Errors
     /// A response is open.
-    pub(super) unsafe fn outputs_for_response<'o>(&mut self) -> Result<&'o mut Outputs<'static>, InferError> {
+    pub(super) unsafe fn outputs_for_response<'o>(
+        &mut self,
+    ) -> Result<&'o mut Outputs<'static>, InferError> {
         if self.open.is_some() {
             return Err(misuse("a response is open: send or drop it first"));
         }
-        // SAFETY: as in `batch`; exclusive, because this module's lock is held and no response is open.
+        // SAFETY: as in `batch`; exclusive, because this module's lock is held and no response is
+        // open.
         Ok(unsafe { &mut *self.outputs })
     }
 
@@ -218,7 +231,9 @@ impl Running {
     /// There is no such request.
     pub(super) fn position(&self, request: usize) -> Result<usize, InferError> {
         let count = self.requests.len();
-        let wrong = || misuse(format!("there is no request {request} in a batch of {count}, counted from 0"));
+        let wrong = || {
+            misuse(format!("there is no request {request} in a batch of {count}, counted from 0"))
+        };
         (request < count).then_some(request).ok_or_else(wrong)
     }
 
@@ -226,7 +241,9 @@ impl Running {
         let position = self.position(request)?;
         // SAFETY: as in `batch`.
         let batch = unsafe { &*self.batch };
-        let (Some(place), Some(request)) = (self.requests.get_mut(position), batch.requests.get(position)) else {
+        let (Some(place), Some(request)) =
+            (self.requests.get_mut(position), batch.requests.get(position))
+        else {
             return Err(misuse(format!("there is no request {request}")));
         };
         Ok(place.get_or_insert_with(|| Box::new(RequestView::new(request))))
@@ -362,16 +379,23 @@ pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn input(batch: *const Handle, position: usize) -> *const abi::Input {
-    let find = |running: &mut Running, _: &Names| Ok(running.inputs.get(position).map_or(ptr::null(), ptr::from_ref));
+    let find = |running: &mut Running, _: &Names| {
+        Ok(running.inputs.get(position).map_or(ptr::null(), ptr::from_ref))
+    };
     // SAFETY: the caller guarantees it.
     unsafe { query(batch, ptr::null(), find) }
 }
 
 /// # Safety
 /// As above.
-pub(super) unsafe extern "C" fn request(batch: *const Handle, position: usize) -> *const abi::Request {
+pub(super) unsafe extern "C" fn request(
+    batch: *const Handle,
+    position: usize,
+) -> *const abi::Request {
     // SAFETY: the caller guarantees it.
-    unsafe { query(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request))) }
+    unsafe {
+        query(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request)))
+    }
 }
 
 /// # Safety
@@ -399,7 +423,8 @@ pub(super) unsafe extern "C" fn find_parameter(
         // SAFETY: the caller guarantees it.
         let name = c_text(&unsafe { needed_text(name, "name") }?);
         let view = running.view(request)?;
-        let mut named = view.names.iter().zip(&view.parameters).filter(|(known, _)| **known == name);
+        let mut named =
+            view.names.iter().zip(&view.parameters).filter(|(known, _)| **known == name);
         Ok(named.next().map_or(ptr::null(), |(_, parameter)| ptr::from_ref(parameter)))
     };
     // SAFETY: the caller guarantees it.
@@ -409,8 +434,9 @@ pub(super) unsafe extern "C" fn find_parameter(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -> i32 {
-    let wanted =
-        |running: &mut Running, names: &Names| Ok(output < names.outputs.len() && running.batch().wants(output));
+    let wanted = |running: &mut Running, names: &Names| {
+        Ok(output < names.outputs.len() && running.batch().wants(output))
+    };
     // SAFETY: the caller guarantees it.
     unsafe { query(batch, false, wanted) }.into()
 }
@@ -418,7 +444,9 @@ pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn is_cancelled(batch: *const Handle, request: usize) -> i32 {
-    let cancelled = |running: &mut Running, _: &Names| Ok(running.batch().is_cancelled(running.position(request)?));
+    let cancelled = |running: &mut Running, _: &Names| {
+        Ok(running.batch().is_cancelled(running.position(request)?))
+    };
     // SAFETY: the caller guarantees it.
     unsafe { query(batch, false, cancelled) }.into()
 }
@@ -438,10 +466,9 @@ pub(super) unsafe extern "C" fn keep_input(
             put(kept, ptr::null())?;
         }
         let count = running.inputs.len();
-        let received = running
-            .batch()
-            .received(position)
-            .ok_or_else(|| misuse(format!("there is no input {position}: the batch has {count}")))?;
+        let received = running.batch().received(position).ok_or_else(|| {
+            misuse(format!("there is no input {position}: the batch has {count}"))
+        })?;
         let start = received.as_ptr();
         // SAFETY: as above.
         let instance = unsafe { reference(batch, "batch") }?;
@@ -462,6 +489,9 @@ pub(super) unsafe extern "C" fn release_input(kept: *const Slot<Received>) {
         // SAFETY: the caller guarantees it.
         let slot = unsafe { reference(kept, "kept") }?;
         // SAFETY: as above.
-        unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?.kept.take(slot, "the kept input").map(drop)
+        unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?
+            .kept
+            .take(slot, "the kept input")
+            .map(drop)
     });
 }

@@ -1,5 +1,5 @@
-//! Handles for the library. A slot is reused but never freed while the instance lives, so a pointer to a released handle finds an
-//! empty slot or, if it is old, the slot's current content.
+//! Handles for the library. A slot is reused but never freed while the instance lives, so a pointer
+//! to a released handle finds an empty slot or, if it is old, the slot's current content.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -24,7 +24,8 @@ struct Slots<T> {
     free: VecDeque<usize>,
 }
 
-/// This many slots stay free, so that a second release of a handle finds an empty slot even while other threads take slots.
+/// This many slots stay free, so that a second release of a handle finds an empty slot even while
+/// other threads take slots.
 const MIN_FREE: usize = 64;
 
 /// A slot for one value.
@@ -36,7 +37,8 @@ pub(super) struct Slot<T> {
     number: usize,
 }
 
-// SAFETY: `instance` is only an address here; code that dereferences it follows the contract of `running`.
+// SAFETY: `instance` is only an address here; code that dereferences it follows the contract of
+// `running`.
 unsafe impl<T: Send> Send for Slot<T> {}
 // SAFETY: as above, and the value is protected by a lock.
 unsafe impl<T: Send> Sync for Slot<T> {}
@@ -95,7 +97,8 @@ pub(super) type Detached = Slot<Arc<Responder>>;
 
 /// The origin of a response.
 pub(super) enum Answer {
-    /// The batch being executed; the response is in [`Running::open`](super::running::Running::open).
+    /// The batch being executed; the response is in
+    /// [`Running::open`](super::running::Running::open).
     OfBatch,
     /// A request that the library answers individually.
     Own(Arc<Responder>, Reply),
@@ -113,7 +116,10 @@ mod tests {
         let (one, two) = unsafe { (&*one, &*pool.put(ptr::null(), 2)) };
         assert_eq!(one.with("it", |value| Ok(*value)), Ok(1));
         assert_eq!(pool.take(one, "it"), Ok(1));
-        assert_eq!(pool.take(one, "it").map_err(|error| error.message), Err("it was already released".to_owned()));
+        assert_eq!(
+            pool.take(one, "it").map_err(|error| error.message),
+            Err("it was already released".to_owned())
+        );
         assert!(one.with("it", |_| Ok(())).is_err());
         assert_eq!(two.with("it", |value| Ok(*value)), Ok(2));
         let mut reused = 0;

@@ -1,5 +1,5 @@
-//! The kernels of `builtin` on a GPU, as PTX that the driver compiles for its device: compute capability 5.0 or later, with any
-//! driver since CUDA 9.
+//! The kernels of `builtin` on a GPU, as PTX that the driver compiles for its device: compute
+//! capability 5.0 or later, with any driver since CUDA 9.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -11,7 +11,8 @@ use crate::backend::elements::Operation;
 /// The header of all kernels.
 const HEAD: &str = ".version 6.0\n.target sm_50\n.address_size 64\n";
 
-/// Iterates over the elements with all threads; `{body}` reads the operands at %d9 and %d10, and writes to %d11.
+/// Iterates over the elements with all threads; `{body}` reads the operands at %d9 and %d10, and
+/// writes to %d11.
 const KERNEL: &str = "
 .visible .entry {name}(.param .u64 left, .param .u64 right, .param .u64 out, .param .u64 count)
 {
@@ -66,7 +67,8 @@ const HALVES: &str = "    ld.global.b16 %h1, [%d9];
     cvt.rn.f16.f32 %h3, %f3;
     st.global.b16 [%d11], %h3;";
 
-/// Bfloat16, the upper half of single precision, rounded to even in code: old devices have no instruction for it.
+/// Bfloat16, the upper half of single precision, rounded to even in code: old devices have no
+/// instruction for it.
 const UPPER_HALVES: &str = "    ld.global.u16 %h1, [%d9];
     ld.global.u16 %h2, [%d10];
     cvt.u32.u16 %r5, %h1;
@@ -102,7 +104,8 @@ struct Arithmetic {
     computed: &'static str,
 }
 
-/// Returns `None` for BOOL and BYTES, which have no arithmetic. Integers wrap, so that signedness does not matter.
+/// Returns `None` for BOOL and BYTES, which have no arithmetic. Integers wrap, so that signedness
+/// does not matter.
 fn arithmetic(datatype: DataType) -> Option<Arithmetic> {
     let (suffix, size, body, register, stored, computed) = match datatype {
         DataType::Int8 | DataType::Uint8 => ("i8", 1, PLAIN, "h", "u8", "u16"),
@@ -118,7 +121,8 @@ fn arithmetic(datatype: DataType) -> Option<Arithmetic> {
     Some(Arithmetic { suffix, size, body, register, stored, computed })
 }
 
-/// Returns the PTX for a datatype, with the names of its kernels: sum and difference. `None` if it has no arithmetic.
+/// Returns the PTX for a datatype, with the names of its kernels: sum and difference. `None` if it
+/// has no arithmetic.
 pub(super) fn add_sub(datatype: DataType) -> Option<(CString, [CString; 2])> {
     let of = arithmetic(datatype)?;
     let mut text = HEAD.to_owned();
@@ -128,8 +132,11 @@ pub(super) fn add_sub(datatype: DataType) -> Option<(CString, [CString; 2])> {
             Operation::Subtract => "sub",
         };
         // %d1 to %d3 are addresses: 64-bit numbers need other registers.
-        let registers =
-            if of.register == "d" { of.body.replace("%{register}", "%d1{more}") } else { of.body.to_owned() };
+        let registers = if of.register == "d" {
+            of.body.replace("%{register}", "%d1{more}")
+        } else {
+            of.body.to_owned()
+        };
         let body = registers
             .replace("%d1{more}1", "%d12")
             .replace("%d1{more}2", "%d13")
@@ -138,7 +145,10 @@ pub(super) fn add_sub(datatype: DataType) -> Option<(CString, [CString; 2])> {
             .replace("{type}", of.stored)
             .replace("{operation}", &format!("{verb}.{}", of.computed));
         let name = format!("{verb}_{}", of.suffix);
-        let kernel = KERNEL.replace("{name}", &name).replace("{size}", &of.size.to_string()).replace("{body}", &body);
+        let kernel = KERNEL
+            .replace("{name}", &name)
+            .replace("{size}", &of.size.to_string())
+            .replace("{body}", &body);
         let _ = text.write_str(&kernel);
         CString::new(name).unwrap_or_default()
     });
@@ -170,7 +180,12 @@ mod tests {
         for datatype in ALL {
             let (text, [add, sub]) = add_sub(datatype).unwrap();
             let text = text.to_str().unwrap();
-            assert!(text.starts_with(".version") && !text.contains("{register}") && !text.contains("{more}"), "{text}");
+            assert!(
+                text.starts_with(".version")
+                    && !text.contains("{register}")
+                    && !text.contains("{more}"),
+                "{text}"
+            );
             for name in [add, sub] {
                 assert!(text.contains(&format!(".entry {}(", name.to_str().unwrap())), "{text}");
             }
@@ -184,12 +199,18 @@ mod tests {
         let Some(assembler) = std::env::var_os("PHAROS_TEST_PTXAS") else { return };
         for datatype in ALL {
             let (text, _) = add_sub(datatype).unwrap();
-            let file = std::env::temp_dir().join(format!("pharos-{}-{datatype}.ptx", std::process::id()));
+            let file =
+                std::env::temp_dir().join(format!("pharos-{}-{datatype}.ptx", std::process::id()));
             std::fs::write(&file, text.to_bytes()).unwrap();
             for device in ["sm_50", "sm_70", "sm_80", "sm_90", "sm_100"] {
                 let mut command = std::process::Command::new(&assembler);
-                let output = command.args(["-arch", device, "-o", "/dev/null"]).arg(&file).output().unwrap();
-                assert!(output.status.success(), "{datatype} {device}: {}", String::from_utf8_lossy(&output.stderr));
+                let output =
+                    command.args(["-arch", device, "-o", "/dev/null"]).arg(&file).output().unwrap();
+                assert!(
+                    output.status.success(),
+                    "{datatype} {device}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
             std::fs::remove_file(file).unwrap();
         }

@@ -21,7 +21,9 @@ pub(crate) fn kernel(name: &str, arguments: &[u64], touch: &mut Touch<'_>) -> Re
         "f64" => DataType::Fp64,
         _ => return Err(Fault::Refused(format!("there is no kernel {name}"))),
     };
-    let &[left, right, out, count] = arguments else { return Err(Fault::Refused("wrong parameters".to_owned())) };
+    let &[left, right, out, count] = arguments else {
+        return Err(Fault::Refused("wrong parameters".to_owned()));
+    };
     let size = datatype.size().unwrap();
     if [left, right, out].iter().any(|address| !address.is_multiple_of(size as u64)) {
         return Err(Fault::Permanent("CUDA driver error: misaligned address".to_owned()));

@@ -1,16 +1,18 @@
-//! ONNX Runtime on a GPU: inputs are uploaded and outputs downloaded in streams of this process (see `on_gpu`), and the runtime
-//! receives addresses on the device. Other tensors stay in the process's memory, and the runtime copies them: strings, BOOL
-//! inputs, whose bytes must first be made valid, inputs that the graph returns unchanged, and outputs whose shape is not known
-//! before the run.
+//! ONNX Runtime on a GPU: inputs are uploaded and outputs downloaded in streams of this process
+//! (see `on_gpu`), and the runtime receives addresses on the device. Other tensors stay in the
+//! process's memory, and the runtime copies them: strings, BOOL inputs, whose bytes must first be
+//! made valid, inputs that the graph returns unchanged, and outputs whose shape is not known before
+//! the run.
 //!
-//! The provider computes in the compute stream of [`Queues`], so that the driver orders its kernels after the uploads of the
-//! inputs and before the downloads of the outputs, even when a run fails; no thread waits for the inputs in between. Client
-//! memory on the device is used in place if it has the alignment that kernels expect; kernels see concurrent changes by the
-//! client.
+//! The provider computes in the compute stream of [`Queues`], so that the driver orders its kernels
+//! after the uploads of the inputs and before the downloads of the outputs, even when a run fails;
+//! no thread waits for the inputs in between. Client memory on the device is used in place if it
+//! has the alignment that kernels expect; kernels see concurrent changes by the client.
 //!
-//! Contract for `unsafe`: a [`DeviceMemory`] that backs a tensor is a buffer of the batch, which returns to the pool after the
-//! batch's work, or a client's range, which is open until the batch is over. It has the length of the shape (checked, or
-//! allocated so) and is aligned. The stream belongs to the [`Queues`] that [`super::Opened`] drops after its session.
+//! Contract for `unsafe`: a [`DeviceMemory`] that backs a tensor is a buffer of the batch, which
+//! returns to the pool after the batch's work, or a client's range, which is open until the batch
+//! is over. It has the length of the shape (checked, or allocated so) and is aligned. The stream
+//! belongs to the [`Queues`] that [`super::Opened`] drops after its session.
 
 use std::sync::Arc;
 
@@ -27,7 +29,9 @@ use pharos_backend::{Batch, Context, Input, OutputMemory, Outputs, Source, load_
 use super::providers::{self, Provider};
 use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
 use crate::backend::on_gpu::{Run, copy_ahead, failed};
-use crate::device::{Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Prefetch, Queues, is_usable};
+use crate::device::{
+    Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Prefetch, Queues, is_usable,
+};
 
 /// The alignment of CUDA allocations, which kernels of its libraries rely on.
 const ALIGNMENT: usize = 256;
@@ -48,14 +52,22 @@ pub(super) struct OnDevice {
 impl OnDevice {
     /// Creates the state on the instance's device, which has been opened.
     pub(super) fn new(cuda: Arc<Cuda>, context: &Context<'_>) -> Result<Self, InferError> {
-        let queues = Queues::new(&cuda).map_err(|fault| load_error(format!("the GPU cannot be used: {fault}")))?;
+        let queues = Queues::new(&cuda)
+            .map_err(|fault| load_error(format!("the GPU cannot be used: {fault}")))?;
         let copies_ahead = context.config.inputs.iter().all(|input| is_number(input.datatype));
         let pool = Pool::new(cuda.clone());
-        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, returned_by_graph: Vec::new(), pool, queues })
+        Ok(Self {
+            cuda,
+            ahead: (0, Vec::new()),
+            copies_ahead,
+            returned_by_graph: Vec::new(),
+            pool,
+            queues,
+        })
     }
 
-    /// Returns the providers, computing in the stream of this value, which outlives the session created with them. Returns none
-    /// if device memory is the process's memory.
+    /// Returns the providers, computing in the stream of this value, which outlives the session
+    /// created with them. Returns none if device memory is the process's memory.
     pub(super) fn dispatches(&self, providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
         if self.cuda.is_host_memory() {
             return Vec::new();
@@ -66,9 +78,11 @@ impl OnDevice {
 
     /// Finds the inputs that the graph returns.
     pub(super) fn find_returned_inputs(&mut self, session: &Session, context: &Context<'_>) {
-        let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
-        self.returned_by_graph =
-            names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
+        let names = (0..context.config.backend_inputs())
+            .filter_map(|position| context.config.input_name(position));
+        self.returned_by_graph = names
+            .map(|name| session.outputs().iter().any(|output| output.name() == name))
+            .collect();
         self.copies_ahead &= !self.returned_by_graph.contains(&true);
     }
 
@@ -85,7 +99,8 @@ impl OnDevice {
         }
         let mut used = Vec::new();
         let result = self.run(computing, batch, outputs, &before, &mut used);
-        // All work is done or abandoned. After a failed batch, copies made ahead are waited for and dropped.
+        // All work is done or abandoned. After a failed batch, copies made ahead are waited for and
+        // dropped.
         if result.is_ok() {
             used.extend(before.into_iter().filter_map(Prefetch::into_buffer));
         }
@@ -107,13 +122,19 @@ impl OnDevice {
             false => on_host(cuda, input),
         });
         let host_copies: Vec<Option<AlignedBuffer>> = copies.collect::<Result<_, _>>()?;
-        let device = if cuda.is_host_memory() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
+        let device =
+            if cuda.is_host_memory() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
         let mut step = Step { run, device, returned_by_graph, from: Vec::new() };
         let inputs = step.inputs(&computing, batch, &host_copies, outputs)?;
         step.run.work.inputs_follow_no_more().map_err(failed)?;
-        // The run waits for its end, and the frame of the next batch may not have arrived before that.
-        let mut ahead = if *copies_ahead { copy_ahead(queues, step.run.pool, outputs) } else { (0, Vec::new()) };
+        // The run waits for its end, and the frame of the next batch may not have arrived before
+        // that.
+        let mut ahead = if *copies_ahead {
+            copy_ahead(queues, step.run.pool, outputs)
+        } else {
+            (0, Vec::new())
+        };
         let result = step.compute(computing, &inputs, batch, outputs);
         let Run { work, pool, .. } = step.run;
         if *copies_ahead && result.is_ok() && ahead.1.is_empty() {
@@ -166,7 +187,10 @@ impl<'m> Step<'_, 'm> {
     {
         let mut values = Vec::with_capacity(batch.inputs.len());
         for (input, host_copy) in batch.inputs.iter().zip(host_copies) {
-            let name = computing.names.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
+            let name = computing
+                .names
+                .get(input.index)
+                .ok_or_else(|| run_error("an input is not configured"))?;
             let value = if uses_device(input, self.returned_by_graph) {
                 self.device_value(input)?
             } else {
@@ -197,7 +221,8 @@ impl<'m> Step<'_, 'm> {
         datatype: DataType,
         shape: &[i64],
     ) -> Result<DynValueRefMut<'v>, ort::Error> {
-        let address = std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address()).unwrap_or(0));
+        let address =
+            std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address()).unwrap_or(0));
         let device = self.device.clone();
         for_numbers!(datatype, Number => {
             // SAFETY: the module's contract. Inputs are only read.
@@ -256,7 +281,8 @@ impl<'m> Step<'_, 'm> {
             OutputMemory::Device(memory) if is_usable(*memory, ALIGNMENT) => *memory,
             _ => self.run.buffer(len)?,
         };
-        let place = self.value(memory, output.datatype, &shape).map_err(|error| output.failed(&error))?;
+        let place =
+            self.value(memory, output.datatype, &shape).map_err(|error| output.failed(&error))?;
         Ok(Some((place, (memory, goal))))
     }
 }
@@ -266,7 +292,8 @@ fn is_number(datatype: DataType) -> bool {
 }
 
 fn uses_device(input: &Input<'_>, returned_by_graph: &[bool]) -> bool {
-    is_number(input.datatype) && !returned_by_graph.get(input.index).is_some_and(|returned_by_graph| *returned_by_graph)
+    is_number(input.datatype)
+        && !returned_by_graph.get(input.index).is_some_and(|returned_by_graph| *returned_by_graph)
 }
 
 /// Returns a copy of an input that is at least partly on a device.
@@ -277,12 +304,15 @@ fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<AlignedBuffer>, Infe
     let mut buffer = AlignedBuffer::zeroed(input.pieces.iter().map(Source::len).sum());
     let mut rest = buffer.as_mut_slice();
     for piece in input.pieces {
-        let (into, after) = rest.split_at_mut_checked(piece.len()).ok_or_else(|| run_error("a buffer is too small"))?;
+        let (into, after) = rest
+            .split_at_mut_checked(piece.len())
+            .ok_or_else(|| run_error("a buffer is too small"))?;
         rest = after;
         match piece {
             Source::Host(bytes) => into.copy_from_slice(bytes),
             Source::Device(memory) => {
-                cuda.call(|driver| driver.read(memory.device(), memory.address(), into)).map_err(failed)?;
+                cuda.call(|driver| driver.read(memory.device(), memory.address(), into))
+                    .map_err(failed)?;
             }
             Source::Zeros(_) => {}
         }

@@ -1,23 +1,29 @@
-//! The execution providers of a session on a GPU: CUDA's, preceded by TensorRT's if the model asks for it. They are separate
-//! libraries beside ONNX Runtime's (`pip install onnxruntime-gpu`), loaded together with a model.
+//! The execution providers of a session on a GPU: CUDA's, preceded by TensorRT's if the model asks
+//! for it. They are separate libraries beside ONNX Runtime's (`pip install onnxruntime-gpu`),
+//! loaded together with a model.
 //!
-//! The options have the names of Triton's backend for ONNX Runtime: `optimization.execution_accelerators` with
-//! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Options
-//! with a provider's own names are passed on unchanged, except for those that select the device or stream.
+//! The options have the names of Triton's backend for ONNX Runtime:
+//! `optimization.execution_accelerators` with `gpu_execution_accelerator` of the names `tensorrt`
+//! and `cuda`, and parameters of the model for the CUDA provider. Options with a provider's own
+//! names are passed on unchanged, except for those that select the device or stream.
 //!
 //! Contract for `unsafe`: the stream given to the providers lives until their sessions are dropped.
 
-use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, OpenVINO, TensorRT};
+use ort::ep::{
+    ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, OpenVINO, TensorRT,
+};
 use pharos::model::ModelConfig;
 
 /// Options of the CUDA provider that only the server sets.
 const OWN: [&str; 3] = ["device_id", "has_user_compute_stream", "user_compute_stream"];
 
-/// The options that make a provider replay a batch's kernels with the addresses of an earlier batch.
+/// The options that make a provider replay a batch's kernels with the addresses of an earlier
+/// batch.
 const GRAPHS: [&str; 2] = ["enable_cuda_graph", "trt_cuda_graph_enable"];
 
 /// The options of the CUDA provider that are parameters of a model, as in Triton.
-const OF_MODEL: [&str; 4] = ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "use_tf32"];
+const OF_MODEL: [&str; 4] =
+    ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "use_tf32"];
 
 /// A provider, with its options by ONNX Runtime's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +32,8 @@ pub(super) struct Provider {
     pub(super) options: Vec<(String, String)>,
 }
 
-/// Returns the providers of a model on the process's device 0, by preference; CUDA's is always the last.
+/// Returns the providers of a model on the process's device 0, by preference; CUDA's is always the
+/// last.
 ///
 /// # Errors
 /// An unknown accelerator or parameter; the text names it and what is allowed.
@@ -55,7 +62,8 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
             }
             other => {
                 return Err(format!(
-                    "the gpu_execution_accelerator '{other}' is not known; allowed are cuda, tensorrt"
+                    "the gpu_execution_accelerator '{other}' is not known; allowed are cuda, \
+                     tensorrt"
                 ));
             }
         }
@@ -63,7 +71,8 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
     Ok(tensorrt.into_iter().chain([Provider { is_tensorrt: false, options: cuda }]).collect())
 }
 
-/// Returns the providers of a model on processors: OpenVINO, with its option names. An unusable provider is an error.
+/// Returns the providers of a model on processors: OpenVINO, with its option names. An unusable
+/// provider is an error.
 pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispatch> {
     let mut providers = Vec::new();
     for (_, given) in config.cpu_accelerators().filter(|(name, _)| *name == "openvino") {
@@ -74,22 +83,33 @@ pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispat
     providers
 }
 
-/// Converts an option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.
+/// Converts an option of the CUDA provider. Triton's numbers for the search and the strategy become
+/// the provider's words.
 fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
     let one_of = |words: &[&str]| {
         let number = value.parse::<usize>().ok().and_then(|number| words.get(number).copied());
         let word = words.iter().copied().find(|word| word.eq_ignore_ascii_case(value));
         number.or(word).map(str::to_owned).ok_or_else(|| {
-            format!("'{key}' is '{value}'; allowed are 0 to {} and {}", words.len() - 1, words.join(", "))
+            format!(
+                "'{key}' is '{value}'; allowed are 0 to {} and {}",
+                words.len() - 1,
+                words.join(", ")
+            )
         })
     };
     let value = match key {
-        _ if OWN.contains(&key) => return Err(format!("'{key}' cannot be set for cuda: the server sets it")),
+        _ if OWN.contains(&key) => {
+            return Err(format!("'{key}' cannot be set for cuda: the server sets it"));
+        }
         "cudnn_conv_algo_search" => one_of(&["EXHAUSTIVE", "HEURISTIC", "DEFAULT"])?,
         "arena_extend_strategy" => one_of(&["kNextPowerOfTwo", "kSameAsRequested"])?,
         "gpu_mem_limit" => match value.parse::<u64>() {
             Ok(bytes) if bytes > 0 => value.to_owned(),
-            _ => return Err(format!("'{key}' is '{value}'; allowed are whole numbers of bytes from 1 on")),
+            _ => {
+                return Err(format!(
+                    "'{key}' is '{value}'; allowed are whole numbers of bytes from 1 on"
+                ));
+            }
         },
         _ => value.to_owned(),
     };
@@ -105,7 +125,11 @@ fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, Stri
             "FP32" => Vec::new(),
             "FP16" => vec![("trt_fp16_enable".to_owned(), "1".to_owned())],
             "INT8" => vec![("trt_int8_enable".to_owned(), "1".to_owned())],
-            _ => return Err(format!("'{key}' of tensorrt is '{value}'; allowed are FP32, FP16, INT8")),
+            _ => {
+                return Err(format!(
+                    "'{key}' of tensorrt is '{value}'; allowed are FP32, FP16, INT8"
+                ));
+            }
         },
         "max_workspace_size_bytes" => named("trt_max_workspace_size"),
         "minimum_segment_size" => named("trt_min_subgraph_size"),
@@ -116,21 +140,22 @@ fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, Stri
         _ if key.starts_with("trt_") => named(key),
         _ => {
             return Err(format!(
-                "'{key}' is not a parameter of tensorrt; allowed are precision_mode, max_workspace_size_bytes, \
-                 minimum_segment_size, int8_calibration_table_name, int8_use_native_calibration_table, and names that \
-                 begin with trt_"
+                "'{key}' is not a parameter of tensorrt; allowed are precision_mode, \
+                 max_workspace_size_bytes, minimum_segment_size, int8_calibration_table_name, \
+                 int8_use_native_calibration_table, and names that begin with trt_"
             ));
         }
     })
 }
 
-/// Removes options that enable CUDA graphs; returns whether there were any. A graph replays one batch's addresses, but here each
-/// batch has different addresses.
+/// Removes options that enable CUDA graphs; returns whether there were any. A graph replays one
+/// batch's addresses, but here each batch has different addresses.
 pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
     let mut any = false;
     for provider in providers {
         provider.options.retain(|(key, value)| {
-            let is_graph = GRAPHS.contains(&key.as_str()) && !["0", "false", "False"].contains(&value.as_str());
+            let is_graph = GRAPHS.contains(&key.as_str())
+                && !["0", "false", "False"].contains(&value.as_str());
             any |= is_graph;
             !is_graph
         });
@@ -138,27 +163,44 @@ pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
     any
 }
 
-/// Returns the providers for a session, computing in this stream of the driver. An unusable provider is an error.
+/// Returns the providers for a session, computing in this stream of the driver. An unusable
+/// provider is an error.
 ///
 /// # Safety
 /// The stream lives until the sessions created with them are dropped.
-pub(super) unsafe fn dispatches(providers: &[Provider], stream: usize) -> Vec<ExecutionProviderDispatch> {
+pub(super) unsafe fn dispatches(
+    providers: &[Provider],
+    stream: usize,
+) -> Vec<ExecutionProviderDispatch> {
     let stream = std::ptr::with_exposed_provenance_mut(stream);
     let mut dispatches = Vec::with_capacity(providers.len());
     for provider in providers {
         let built = match provider.is_tensorrt {
             // SAFETY: the caller guarantees it.
-            true => with_options(unsafe { TensorRT::default().with_compute_stream(stream) }, &provider.options).build(),
+            true => with_options(
+                unsafe { TensorRT::default().with_compute_stream(stream) },
+                &provider.options,
+            )
+            .build(),
             // SAFETY: as above.
-            false => with_options(unsafe { CUDA::default().with_compute_stream(stream) }, &provider.options).build(),
+            false => with_options(
+                unsafe { CUDA::default().with_compute_stream(stream) },
+                &provider.options,
+            )
+            .build(),
         };
         dispatches.push(built.error_on_failure());
     }
     dispatches
 }
 
-fn with_options<P: ArbitrarilyConfigurableExecutionProvider + Sized>(provider: P, options: &[(String, String)]) -> P {
-    options.iter().fold(provider, |provider, (key, value)| provider.with_arbitrary_config(key, value))
+fn with_options<P: ArbitrarilyConfigurableExecutionProvider + Sized>(
+    provider: P,
+    options: &[(String, String)],
+) -> P {
+    options
+        .iter()
+        .fold(provider, |provider, (key, value)| provider.with_arbitrary_config(key, value))
 }
 
 #[cfg(test)]
@@ -178,10 +220,13 @@ mod tests {
     }
 
     fn accelerator(name: &str, parameters: &[(&str, &str)]) -> String {
-        let parameters: String =
-            parameters.iter().map(|(key, value)| format!("parameters {{ key: '{key}' value: '{value}' }} ")).collect();
+        let parameters: String = parameters
+            .iter()
+            .map(|(key, value)| format!("parameters {{ key: '{key}' value: '{value}' }} "))
+            .collect();
         format!(
-            "optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{ name: '{name}' {parameters} }} ] }} }}"
+            "optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{ name: \
+             '{name}' {parameters} }} ] }} }}"
         )
     }
 
@@ -191,7 +236,11 @@ mod tests {
             .map(|provider| {
                 let name = if provider.is_tensorrt { "tensorrt" } else { "cuda" };
                 name.to_owned()
-                    + &provider.options.iter().map(|(key, value)| format!(" {key}={value}")).collect::<String>()
+                    + &provider
+                        .options
+                        .iter()
+                        .map(|(key, value)| format!(" {key}={value}"))
+                        .collect::<String>()
             })
             .collect()
     }
@@ -205,12 +254,21 @@ mod tests {
             shown(&providers(limits).unwrap()),
             ["cuda device_id=0 cudnn_conv_algo_search=HEURISTIC gpu_mem_limit=1024"]
         );
-        let half = accelerator("tensorrt", &[("precision_mode", "FP16"), ("trt_engine_cache_enable", "1")]);
+        let half = accelerator(
+            "tensorrt",
+            &[("precision_mode", "FP16"), ("trt_engine_cache_enable", "1")],
+        );
         assert_eq!(
             shown(&providers(&half).unwrap()),
-            ["tensorrt device_id=0 trt_fp16_enable=1 trt_engine_cache_enable=1", "cuda device_id=0"]
+            [
+                "tensorrt device_id=0 trt_fp16_enable=1 trt_engine_cache_enable=1",
+                "cuda device_id=0"
+            ]
         );
-        let graph = accelerator("cuda", &[("use_cuda_graph", "1"), ("arena_extend_strategy", "kSameAsRequested")]);
+        let graph = accelerator(
+            "cuda",
+            &[("use_cuda_graph", "1"), ("arena_extend_strategy", "kSameAsRequested")],
+        );
         assert_eq!(
             shown(&providers(&graph).unwrap()),
             ["cuda device_id=0 arena_extend_strategy=kSameAsRequested enable_cuda_graph=1"]
@@ -221,10 +279,12 @@ mod tests {
 
     #[test]
     fn options_for_cuda_graphs_are_removed() {
-        let mut with = providers(&accelerator("cuda", &[("use_cuda_graph", "1"), ("use_tf32", "0")])).unwrap();
+        let mut with =
+            providers(&accelerator("cuda", &[("use_cuda_graph", "1"), ("use_tf32", "0")])).unwrap();
         assert!(drop_graphs(&mut with));
         assert_eq!(shown(&with), ["cuda device_id=0 use_tf32=0"]);
-        let mut with = providers(&accelerator("tensorrt", &[("trt_cuda_graph_enable", "True")])).unwrap();
+        let mut with =
+            providers(&accelerator("tensorrt", &[("trt_cuda_graph_enable", "True")])).unwrap();
         assert!(drop_graphs(&mut with) && !drop_graphs(&mut with));
         let mut without = providers(&accelerator("cuda", &[("enable_cuda_graph", "0")])).unwrap();
         assert!(!drop_graphs(&mut without));
@@ -234,11 +294,23 @@ mod tests {
     fn unknown_options_are_named_in_errors() {
         for (more, text) in [
             (accelerator("openvino", &[]), "'openvino' is not known; allowed are cuda, tensorrt"),
-            (accelerator("tensorrt", &[("precision_mode", "FP8")]), "is 'FP8'; allowed are FP32, FP16, INT8"),
+            (
+                accelerator("tensorrt", &[("precision_mode", "FP8")]),
+                "is 'FP8'; allowed are FP32, FP16, INT8",
+            ),
             (accelerator("tensorrt", &[("speed", "1")]), "'speed' is not a parameter of tensorrt"),
-            (accelerator("cuda", &[("gpu_mem_limit", "lots")]), "'gpu_mem_limit' is 'lots'; allowed are whole numbers"),
-            (accelerator("cuda", &[("user_compute_stream", "1")]), "'user_compute_stream' cannot be set for cuda"),
-            (accelerator("cuda", &[("cudnn_conv_algo_search", "3")]), "allowed are 0 to 2 and EXHAUSTIVE"),
+            (
+                accelerator("cuda", &[("gpu_mem_limit", "lots")]),
+                "'gpu_mem_limit' is 'lots'; allowed are whole numbers",
+            ),
+            (
+                accelerator("cuda", &[("user_compute_stream", "1")]),
+                "'user_compute_stream' cannot be set for cuda",
+            ),
+            (
+                accelerator("cuda", &[("cudnn_conv_algo_search", "3")]),
+                "allowed are 0 to 2 and EXHAUSTIVE",
+            ),
         ] {
             let error = providers(&more).unwrap_err();
             assert!(error.contains(text), "{error}");

@@ -23,8 +23,9 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Opens a session on these providers, or on processors without them. Its threads do not spin while they wait, so that
-    /// instances can share cores, unless the model's options say otherwise.
+    /// Opens a session on these providers, or on processors without them. Its threads do not spin
+    /// while they wait, so that instances can share cores, unless the model's options say
+    /// otherwise.
     pub(super) fn open(
         &self,
         environment: &Environment,

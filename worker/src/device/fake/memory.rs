@@ -1,7 +1,7 @@
 //! Process memory that simulates device memory.
 //!
-//! Contract: it is only accessed through its address while it is allocated, because other code receives the address too; that
-//! code completes its accesses before the next call of the driver.
+//! Contract: it is only accessed through its address while it is allocated, because other code
+//! receives the address too; that code completes its accesses before the next call of the driver.
 
 use std::alloc::{Layout, alloc, dealloc};
 

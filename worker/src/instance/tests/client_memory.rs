@@ -1,4 +1,5 @@
-//! Batches with client memory: mixed, split by request, invalid, and truncated while they are executed.
+//! Batches with client memory: mixed, split by request, invalid, and truncated while they are
+//! executed.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -9,7 +10,8 @@ use pharos::wire::regions::{RegionDescription, RegionLocation, encode};
 use pharos::wire::{Piece, Placement};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
 };
 
 use super::*;
@@ -28,7 +30,8 @@ impl World {
         ftruncate(&file, SIZE).unwrap();
         assert_eq!(rustix::io::pwrite(&file, content, 0).unwrap(), content.len());
         let location = RegionLocation::System { offset: 0 };
-        let packet = encode(&[RegionDescription { id, name: format!("r{id}"), byte_size: SIZE, location }]);
+        let packet =
+            encode(&[RegionDescription { id, name: format!("r{id}"), byte_size: SIZE, location }]);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];
@@ -37,7 +40,8 @@ impl World {
         file
     }
 
-    /// Executes a batch of one input, one row for each piece: of a region, or of the arena with these bytes.
+    /// Executes a batch of one input, one row for each piece: of a region, or of the arena with
+    /// these bytes.
     fn execute_pieces(
         &mut self,
         datatype: DataType,
@@ -57,7 +61,8 @@ impl World {
             Piece { region: *region, request, offset, len, elements: *elements }
         });
         let pieces: Vec<Piece> = pieces.collect();
-        let requests = vec![BatchRequest { rows: 1, id: "q".into(), ..BatchRequest::default() }; pieces.len()];
+        let requests =
+            vec![BatchRequest { rows: 1, id: "q".into(), ..BatchRequest::default() }; pieces.len()];
         let len = pieces.iter().map(|piece| piece.len).sum();
         let inputs = vec![InputBlock { input: 0, datatype, shape, offset: 0, len, pieces }];
         let released = std::mem::take(&mut self.unread);
@@ -85,7 +90,8 @@ fn content(file: &OwnedFd, offset: u64, len: usize) -> Vec<u8> {
 
 fn identity(datatype: &str, more: &str) -> String {
     let io = format!(
-        "input {{ name: 'X' data_type: {datatype} dims: [-1] }} output {{ name: 'Y' data_type: {datatype} dims: [-1] }}"
+        "input {{ name: 'X' data_type: {datatype} dims: [-1] }} output {{ name: 'Y' data_type: \
+         {datatype} dims: [-1] }}"
     );
     builtin("identity", &format!("{io} max_batch_size: 4 {more}"))
 }
@@ -108,10 +114,13 @@ fn rows_are_read_from_and_written_to_their_locations() {
     let placements = [to(0, 2, 100, 2), to(1, 1, 200, 50), to(2, 1, 300, 1)];
     let (done, read) = world.execute_pieces(DataType::Int8, vec![4, 2], &pieces, &placements);
     assert_eq!(read[0].data, b"cd12yzab");
-    assert_eq!((content(&two, 100, 3), content(&one, 200, 3)), (b"cd\0".to_vec(), b"12\0".to_vec()));
+    assert_eq!(
+        (content(&two, 100, 3), content(&one, 200, 3)),
+        (b"cd\0".to_vec(), b"12\0".to_vec())
+    );
     assert_eq!(content(&one, 300, 2), [0; 2]);
-    let text = "shared memory size specified with the request for output 'Y' (1 bytes) should be at least 2 bytes to hold the \
-                results";
+    let text = "shared memory size specified with the request for output 'Y' (1 bytes) should be \
+                at least 2 bytes to hold the results";
     assert_eq!(failures(&done), [(2, ErrorCode::Internal, text)]);
     assert!(done.failed[0].1.of_region);
 }
@@ -120,15 +129,26 @@ fn rows_are_read_from_and_written_to_their_locations() {
 fn a_request_alone_in_its_batch_uses_client_memory_in_place() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
-    let (done, _) = world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[to(0, 1, 4096, 8)]);
+    let (done, _) = world.execute_pieces(
+        DataType::Int8,
+        vec![1, 6],
+        &[(1, 0, &[0; 6], 6)],
+        &[to(0, 1, 4096, 8)],
+    );
     assert!(done.outputs[0].in_client_memory && done.outputs[0].len == 6 && done.error.is_none());
     assert_eq!(content(&file, 4096, 7), b"abcdef\0");
     // An output over its input goes through the arena, so that no written byte is read as input.
-    let (done, _) = world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[to(0, 1, 2, 6)]);
+    let (done, _) =
+        world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[to(0, 1, 2, 6)]);
     assert!(!done.outputs[0].in_client_memory && done.failed.is_empty());
     assert_eq!(content(&file, 0, 9), b"ababcdef\0");
     // No room: the request fails alone; here there are no others.
-    let (done, _) = world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[to(0, 1, 4096, 5)]);
+    let (done, _) = world.execute_pieces(
+        DataType::Int8,
+        vec![1, 6],
+        &[(1, 0, &[0; 6], 6)],
+        &[to(0, 1, 4096, 5)],
+    );
     assert_eq!(failures(&done).len(), 1);
     assert!(done.failed[0].1.message.contains("(5 bytes) should be at least 6 bytes"));
 }
@@ -144,8 +164,12 @@ fn strings_are_checked_in_a_copy_and_invalid_ones_fail_alone() {
     let len = good.len();
     let pieces: [(u64, u64, &[u8], u64); 4] =
         [(1, 0, &good, 2), (2, 0, &good, 2), (0, 0, &good, 2), (1, 0, &good[..len - 2], 2)];
-    let (done, read) =
-        world.execute_pieces(DataType::Bytes, vec![4, 2], &pieces, &[to(0, 1, 1024, 64), to(2, 2, 1024, 13)]);
+    let (done, read) = world.execute_pieces(
+        DataType::Bytes,
+        vec![4, 2],
+        &pieces,
+        &[to(0, 1, 1024, 64), to(2, 2, 1024, 13)],
+    );
     assert_eq!(read[0].data, [good.as_slice(), &[0; 8], &good, &[0; 8]].concat());
     assert_eq!(content(&one, 1024, len), good);
     assert_eq!(content(&two, 1024, len), [0; 14]);
@@ -158,8 +182,8 @@ fn strings_are_checked_in_a_copy_and_invalid_ones_fail_alone() {
     assert!(found[1].2.contains("(13 bytes) should be at least 14 bytes"));
     // The wrong number of elements; the error has the request's id.
     let (done, _) = world.execute_pieces(DataType::Bytes, vec![1, 1], &[(1, 0, &good, 1)], &[]);
-    let wrong =
-        "[request id: q] unexpected number of string elements 2 for inference input 'X' for model 'm', expecting 1";
+    let wrong = "[request id: q] unexpected number of string elements 2 for inference input 'X' \
+                 for model 'm', expecting 1";
     assert_eq!(failures(&done), [(0, ErrorCode::InvalidArg, wrong)]);
 }
 
@@ -185,16 +209,20 @@ fn a_truncated_region_fails_only_its_request() {
 
 #[test]
 fn an_error_of_the_batch_fails_each_of_its_requests() {
-    let io = "input { name: 'X' data_type: TYPE_INT8 dims: [-1] } output { name: 'Y' data_type: TYPE_INT8 dims: [-1] }";
+    let io = "input { name: 'X' data_type: TYPE_INT8 dims: [-1] } output { name: 'Y' data_type: \
+              TYPE_INT8 dims: [-1] }";
     let mut world = load(&test("fail", &format!("{io} max_batch_size: 4")), &[]).unwrap();
     let one = world.region(1, b"abcdef");
     let _two = world.region(2, b"uvwxyz");
     ftruncate(&one, 1).unwrap();
     let pieces: [(u64, u64, &[u8], u64); 2] = [(1, 0, &[0; 2], 2), (2, 0, &[0; 2], 2)];
-    let (done, read) = world.execute_pieces(DataType::Int8, vec![2, 2], &pieces, &[to(1, 2, 64, 2)]);
+    let (done, read) =
+        world.execute_pieces(DataType::Int8, vec![2, 2], &pieces, &[to(1, 2, 64, 2)]);
     assert!(done.error.is_none() && read.is_empty());
-    let found: Vec<_> =
-        failures(&done).into_iter().map(|(at, _, text)| (at, text.contains("requested failure"))).collect();
+    let found: Vec<_> = failures(&done)
+        .into_iter()
+        .map(|(at, _, text)| (at, text.contains("requested failure")))
+        .collect();
     assert_eq!(found, [(0, false), (1, true)]);
 }
 
@@ -202,7 +230,13 @@ fn an_error_of_the_batch_fails_each_of_its_requests() {
 fn removed_regions_are_unmapped() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
-    assert!(world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[]).0.failed.is_empty());
+    assert!(
+        world
+            .execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[])
+            .0
+            .failed
+            .is_empty()
+    );
     world.instance.regions.table_mut().unmap(&[1]);
     let (done, _) = world.execute_pieces(DataType::Int8, vec![1, 6], &[(1, 0, &[0; 6], 6)], &[]);
     assert_eq!(failures(&done), [(0, ErrorCode::Internal, "there is no shared memory region 1")]);

@@ -1,5 +1,5 @@
-//! Instances on a GPU over the fake driver: `builtin` on it, pinned arenas, the next batch's inputs, and devices that are absent,
-//! refuse calls or are lost.
+//! Instances on a GPU over the fake driver: `builtin` on it, pinned arenas, the next batch's
+//! inputs, and devices that are absent, refuse calls or are lost.
 
 mod memory;
 mod onnx;
@@ -41,7 +41,10 @@ fn add_sub(datatype: &str) -> String {
 
 fn identity(datatype: &str) -> String {
     let io = format!("data_type: {datatype} dims: [-1]");
-    builtin("identity", &format!("max_batch_size: 8 input {{ name: 'X' {io} }} output {{ name: 'Y' {io} }}"))
+    builtin(
+        "identity",
+        &format!("max_batch_size: 8 input {{ name: 'X' {io} }} output {{ name: 'Y' {io} }}"),
+    )
 }
 
 fn plain(rows: usize) -> Vec<BatchRequest> {
@@ -59,13 +62,20 @@ impl World {
     /// Announces memory on a device.
     fn cuda_region(&self, id: u64, number: u32, handle: [u8; CUDA_HANDLE], byte_size: u64) {
         let location = RegionLocation::Cuda { device: number, handle: Box::new(handle) };
-        let packet = encode(&[RegionDescription { id, name: format!("c{id}"), byte_size, location }]);
+        let packet =
+            encode(&[RegionDescription { id, name: format!("c{id}"), byte_size, location }]);
         let mut nothing = SendAncillaryBuffer::default();
         sendmsg(&self.regions, &[IoSlice::new(&packet)], &mut nothing, SendFlags::empty()).unwrap();
     }
 
     /// Returns the frame of a batch whose inputs have a part for each request.
-    fn frame(&mut self, datatype: DataType, columns: i64, inputs: &[&[Part<'_>]], placed: &[Placement]) -> Execute {
+    fn frame(
+        &mut self,
+        datatype: DataType,
+        columns: i64,
+        inputs: &[&[Part<'_>]],
+        placed: &[Placement],
+    ) -> Execute {
         let mut next = flags::BYTES.next_multiple_of(64);
         let rows = inputs[0].len();
         let mut blocks = Vec::new();
@@ -77,7 +87,9 @@ impl World {
                     next = (next + bytes.len() as u64).next_multiple_of(64);
                     Piece { region: 0, request, offset, len: bytes.len() as u64, elements: 0 }
                 }
-                Part::Region(region, offset, len) => Piece { region, request, offset, len, elements: 0 },
+                Part::Region(region, offset, len) => {
+                    Piece { region, request, offset, len, elements: 0 }
+                }
             });
             let pieces: Vec<Piece> = pieces.collect();
             let len = pieces.iter().map(|piece| piece.len).sum();
@@ -110,7 +122,14 @@ impl World {
             assert!(self.inputs.copy_in(offset, data));
             let shape = vec![1, i64::try_from(data.len() / 4).unwrap()];
             let datatype = DataType::Fp32;
-            InputBlock { input, datatype, shape, offset: offset as u64, len: data.len() as u64, pieces: Vec::new() }
+            InputBlock {
+                input,
+                datatype,
+                shape,
+                offset: offset as u64,
+                len: data.len() as u64,
+                pieces: Vec::new(),
+            }
         });
         let inputs = inputs.collect();
         of(self.batches, inputs)
@@ -155,7 +174,8 @@ fn why(result: Result<World, InferError>) -> String {
     result.err().unwrap().message
 }
 
-/// Returns bytes that look random and are valid numbers of every type: no float among them is infinite or NaN.
+/// Returns bytes that look random and are valid numbers of every type: no float among them is
+/// infinite or NaN.
 fn random(dice: &mut Dice, len: usize) -> Vec<u8> {
     (0..len).map(|_| u8::try_from(dice.below(0x70)).unwrap()).collect()
 }
@@ -185,7 +205,8 @@ fn results_of_the_device_equal_those_of_the_processor() {
         for (rows, columns) in [(1, 3), (2, 1000), (1, 0), (4, 5)] {
             let len = rows * columns * datatype.size().unwrap();
             let shape = vec![i64::try_from(rows).unwrap(), i64::try_from(columns).unwrap()];
-            let inputs = [0, 1].map(|input| (input, datatype, shape.clone(), random(&mut dice, len)));
+            let inputs =
+                [0, 1].map(|input| (input, datatype, shape.clone(), random(&mut dice, len)));
             let (done, read) = there.execute(&plain(rows), &inputs, &[]);
             assert_eq!(done.error, None);
             assert_eq!(read, here.execute(&plain(rows), &inputs, &[]).1, "{name} {rows} {columns}");
@@ -195,10 +216,17 @@ fn results_of_the_device_equal_those_of_the_processor() {
             assert_eq!(read, here.execute(&plain(rows), &inputs, &[1]).1);
         }
     }
-    for (name, datatype) in types.into_iter().chain([("TYPE_BOOL", DataType::Bool), ("TYPE_STRING", DataType::Bytes)]) {
+    for (name, datatype) in
+        types.into_iter().chain([("TYPE_BOOL", DataType::Bool), ("TYPE_STRING", DataType::Bytes)])
+    {
         let mut world = on(&fake(), &identity(name)).unwrap();
-        let data = if datatype == DataType::Bytes { texts(&["one", "", "three"]) } else { random(&mut dice, 24) };
-        let (done, read) = world.execute(&plain(1), &[(0, datatype, vec![1, 3], data.clone())], &[]);
+        let data = if datatype == DataType::Bytes {
+            texts(&["one", "", "three"])
+        } else {
+            random(&mut dice, 24)
+        };
+        let (done, read) =
+            world.execute(&plain(1), &[(0, datatype, vec![1, 3], data.clone())], &[]);
         assert!(done.error.is_none() && read[0].data == data && read[0].shape == [1, 3]);
     }
 }
@@ -209,9 +237,13 @@ fn stamps_are_the_times_that_the_device_measured() {
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[1.0; 4])));
     let (done, _) = world.execute(&plain(1), &inputs, &[]);
     let stamps = done.stamps;
-    // The fake driver's clock: 100 ns plus 1 ns per byte for a copy, eight bytes per element for a kernel.
+    // The fake driver's clock: 100 ns plus 1 ns per byte for a copy, eight bytes per element for a
+    // kernel.
     assert!(stamps.input_end - stamps.start >= std::time::Duration::from_nanos(2 * (100 + 16)));
-    assert_eq!(stamps.output_start - stamps.input_end, std::time::Duration::from_nanos(2 * (100 + 32)));
+    assert_eq!(
+        stamps.output_start - stamps.input_end,
+        std::time::Duration::from_nanos(2 * (100 + 32))
+    );
     assert!(stamps.end >= stamps.output_start);
 }
 
@@ -222,8 +254,9 @@ fn buffers_are_reused_by_the_next_batch_and_freed_at_the_end() {
     let mut most = 0;
     for round in 0..40u16 {
         let len = 4 * usize::from(round % 7) * 9000;
-        let inputs =
-            [0, 1].map(|input| (input, DataType::Fp32, vec![1, i64::try_from(len / 4).unwrap()], vec![0; len]));
+        let inputs = [0, 1].map(|input| {
+            (input, DataType::Fp32, vec![1, i64::try_from(len / 4).unwrap()], vec![0; len])
+        });
         assert_eq!(world.execute(&plain(1), &inputs, &[]).0.error, None);
         if round == 6 {
             most = fake.buffers();
@@ -243,17 +276,25 @@ fn buffers_are_reused_by_the_next_batch_and_freed_at_the_end() {
 fn loading_a_model_reports_an_unusable_device() {
     let config = add_sub("TYPE_FP32");
     assert_eq!(why(on(&Fake::absent(), &config)), "GPU 3 (GPU-3) cannot be used: no driver");
-    assert_eq!(why(on(&Fake::new(0), &config)), "GPU 3 (GPU-3) cannot be used: the CUDA driver reports no device");
+    assert_eq!(
+        why(on(&Fake::new(0), &config)),
+        "GPU 3 (GPU-3) cannot be used: the CUDA driver reports no device"
+    );
     let fake = fake();
     fake.fail("enter", 0, Fault::Refused("out of memory".into()));
     assert_eq!(why(on(&fake, &config)), "GPU 3 (GPU-3) cannot be used: out of memory");
     fake.fail("module", 0, Fault::Refused("unsupported PTX version".into()));
-    assert_eq!(why(on(&fake, &config)), "cannot load the kernels on the GPU: unsupported PTX version");
+    assert_eq!(
+        why(on(&fake, &config)),
+        "cannot load the kernels on the GPU: unsupported PTX version"
+    );
     fake.fail("stream", 1, Fault::Refused("no more".into()));
     assert_eq!(why(on(&fake, &config)), "the GPU cannot be used: no more");
     assert!(on(&fake, &config).is_ok());
     for name in ["TYPE_BOOL", "TYPE_STRING"] {
-        assert!(why(on(&fake, &add_sub(name))).starts_with("add_sub on a GPU has no arithmetic for "));
+        assert!(
+            why(on(&fake, &add_sub(name))).starts_with("add_sub on a GPU has no arithmetic for ")
+        );
     }
     if !crate::backend::has_onnxruntime() {
         let tract = format!("backend: 'onnxruntime' max_batch_size: 5 {X}");
@@ -280,9 +321,11 @@ fn the_beginning_of_both_arenas_is_pinned_if_the_model_uses_the_device() {
     fake.fail("register", 1, Fault::Refused("limit of locked memory".into()));
     let mut world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 4096)).unwrap();
     assert_eq!(world.instance.loaded().pinned, 4096);
-    let (done, _) = world.execute(&plain(1), &[(0, DataType::Fp32, vec![1, 1], floats(&[1.0]))], &[]);
+    let (done, _) =
+        world.execute(&plain(1), &[(0, DataType::Fp32, vec![1, 1], floats(&[1.0]))], &[]);
     assert_eq!(done.error, None);
-    // For a model that, as far as this process can tell, has loaded nothing on the device, and also without a driver.
+    // For a model that, as far as this process can tell, has loaded nothing on the device, and also
+    // without a driver.
     for (fake, expected) in [(Fake::absent(), 0), (Fake::new(1), 0), (Fake::new(1), 8192)] {
         if expected > 0 {
             fake.activate();
@@ -290,7 +333,8 @@ fn the_beginning_of_both_arenas_is_pinned_if_the_model_uses_the_device() {
         let cuda = with(&fake, 4096);
         let made = parts(&identity("TYPE_FP32"), &[], &cuda);
         let (reader, sender, _frontend) = connection();
-        let (runtime, regions) = crate::open(&made.load, reader, sender, made.descriptors, cuda).unwrap();
+        let (runtime, regions) =
+            crate::open(&made.load, reader, sender, made.descriptors, cuda).unwrap();
         assert_eq!(crate::pinning::pin(runtime.session(), regions.cuda()), expected);
         assert_eq!(fake.count("enter"), 0);
     }
@@ -308,7 +352,8 @@ fn no_output_is_pinned_partially() {
     for _ in 0..2 {
         let (done, read) = world.run(&execute);
         assert_eq!((done.error, done.failed.len()), (None, 0));
-        // Two outputs of two pages each lie beside each other before the end of the pinned range, or the second lies behind it.
+        // Two outputs of two pages each lie beside each other before the end of the pinned range,
+        // or the second lies behind it.
         assert_eq!((&read[0].data, &read[1].data), (&floats(&[4.0; 2048]), &floats(&[2.0; 2048])));
     }
     let execute = world.pair(8 * 4096, &left[..6000], &right[..6000]);
@@ -322,8 +367,10 @@ fn no_output_is_pinned_partially() {
 
 #[test]
 fn a_failing_call_fails_only_its_batch() {
-    let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[2.0, 3.0, 4.0, 5.0])));
-    let calls = ["allocate", "upload", "launch", "record", "wait", "wait_here", "elapsed", "download"];
+    let inputs =
+        [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[2.0, 3.0, 4.0, 5.0])));
+    let calls =
+        ["allocate", "upload", "launch", "record", "wait", "wait_here", "elapsed", "download"];
     for call in calls {
         for nth in 0..3 {
             let fake = fake();
@@ -331,7 +378,10 @@ fn a_failing_call_fails_only_its_batch() {
             fake.fail(call, nth, Fault::Refused("not now".into()));
             let (done, _) = world.execute(&plain(1), &inputs, &[]);
             if let Some(error) = &done.error {
-                assert_eq!((error.code, &*error.message), (ErrorCode::Internal, "the GPU has failed: not now"));
+                assert_eq!(
+                    (error.code, &*error.message),
+                    (ErrorCode::Internal, "the GPU has failed: not now")
+                );
             } else {
                 // A failed allocation is repeated; other calls are not.
                 assert!(call == "allocate" || fake.count(call) <= nth + 1, "{call} {nth}");
@@ -339,8 +389,15 @@ fn a_failing_call_fails_only_its_batch() {
             assert!(fake.is_idle(), "{call} {nth}");
             assert_eq!(world.instance.regions.cuda().broken(), None);
             let (done, read) = world.execute(&plain(1), &inputs, &[]);
-            let (done, read) = if done.error.is_some() { world.execute(&plain(1), &inputs, &[]) } else { (done, read) };
-            assert_eq!((done.error, &read[0].data, &read[1].data), (None, &floats(&[4., 6., 8., 10.]), &vec![0; 16]));
+            let (done, read) = if done.error.is_some() {
+                world.execute(&plain(1), &inputs, &[])
+            } else {
+                (done, read)
+            };
+            assert_eq!(
+                (done.error, &read[0].data, &read[1].data),
+                (None, &floats(&[4., 6., 8., 10.]), &vec![0; 16])
+            );
         }
     }
 }
@@ -354,8 +411,8 @@ fn a_device_lost_during_a_run_fails_its_batch_and_gets_no_further_calls() {
     fake.fail("launch", 1, Fault::Permanent("an illegal memory access was encountered".into()));
     let (done, _) = world.execute(&plain(1), &inputs, &[]);
     assert_eq!(message(&done), "the GPU has failed: an illegal memory access was encountered");
-    let sentence = "GPU 3 (GPU-3) is no longer usable: an illegal memory access was encountered; the worker process must be \
-                    replaced";
+    let sentence = "GPU 3 (GPU-3) is no longer usable: an illegal memory access was encountered; \
+                    the worker process must be replaced";
     assert_eq!(world.instance.regions.cuda().broken().as_deref(), Some(sentence));
     let launches = fake.count("launch");
     assert!(world.execute(&plain(1), &inputs, &[]).0.error.is_some());
@@ -371,35 +428,50 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
     let (reader, sender, mut frontend) = connection();
     let process = std::thread::spawn(move || {
-        crate::answer(reader, sender, descriptors, &Registry::default(), |_| Ok(cuda)).map_err(|e| e.to_string())
+        crate::answer(reader, sender, descriptors, &Registry::default(), |_| Ok(cuda))
+            .map_err(|e| e.to_string())
     });
     let mut bytes = Vec::new();
     let datatype = DataType::Fp32;
     ToWorker::Load(load).encode(&mut bytes);
     let offset = flags::BYTES;
-    let inputs = vec![InputBlock { input: 0, datatype, shape: vec![1, 1], offset, len: 4, pieces: Vec::new() }];
+    let inputs = vec![InputBlock {
+        input: 0,
+        datatype,
+        shape: vec![1, 1],
+        offset,
+        len: 4,
+        pieces: Vec::new(),
+    }];
     for batch in [1, 2, 3] {
         ToWorker::Execute(of(batch, inputs.clone())).encode(&mut bytes);
     }
     fake.fail("download", 1, Fault::Permanent("uncorrectable ECC error encountered".into()));
     frontend.write_all(&bytes).unwrap();
     let end = process.join().unwrap();
-    let sentence =
-        "GPU 3 (GPU-3) is no longer usable: uncorrectable ECC error encountered; the worker process must be replaced";
+    let sentence = "GPU 3 (GPU-3) is no longer usable: uncorrectable ECC error encountered; the \
+                    worker process must be replaced";
     assert_eq!(end, Err(sentence.to_owned()));
     let frames = frontend.frames_to_the_end();
-    let [ToFrontend::Loaded(loaded), ToFrontend::Done(first), ToFrontend::Done(second)] = frames.as_slice() else {
+    let [ToFrontend::Loaded(loaded), ToFrontend::Done(first), ToFrontend::Done(second)] =
+        frames.as_slice()
+    else {
         panic!("{frames:?}")
     };
     assert_eq!((loaded.pinned, first.batch, &first.error), (8192, 1, &None));
-    assert_eq!((second.batch, message(second)), (2, "the GPU has failed: uncorrectable ECC error encountered"));
+    assert_eq!(
+        (second.batch, message(second)),
+        (2, "the GPU has failed: uncorrectable ECC error encountered")
+    );
 }
 
-/// Returns the parts of two inputs of five requests, with as many bytes as `here`. The left ones are in regions of two devices,
-/// in the arena, in a region that cannot be opened, and in system memory; the right one is always the same.
+/// Returns the parts of two inputs of five requests, with as many bytes as `here`. The left ones
+/// are in regions of two devices, in the arena, in a region that cannot be opened, and in system
+/// memory; the right one is always the same.
 fn mixed(here: &[u8]) -> ([Part<'_>; 5], [Part<'_>; 5]) {
     let len = here.len() as u64;
-    let left = [(1, len), (2, 0), (4, 0), (3, 0)].map(|(region, offset)| Part::Region(region, offset, len));
+    let left = [(1, len), (2, 0), (4, 0), (3, 0)]
+        .map(|(region, offset)| Part::Region(region, offset, len));
     ([left[0], Part::Arena(here), left[1], left[2], left[3]], [Part::Region(1, 0, len); 5])
 }
 
@@ -412,8 +484,9 @@ fn three(first: f32) -> Vec<u8> {
     floats(&[first, first + 1., first + 2.])
 }
 
-/// Executes five batches of sums. Each has arrived while the previous one is executed, so its inputs are copied ahead. The sixth
-/// is cancelled, and another batch uses its place, which must not be mistaken for it.
+/// Executes five batches of sums. Each has arrived while the previous one is executed, so its
+/// inputs are copied ahead. The sixth is cancelled, and another batch uses its place, which must
+/// not be mistaken for it.
 fn inputs_are_copied_ahead(world: &mut World, fake: &Fake) {
     let mut next = world.pair(places()[0], &three(1.), &three(10.));
     for round in 0..5u8 {

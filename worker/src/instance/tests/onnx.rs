@@ -20,7 +20,8 @@ fn data(field: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
     [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
 }
 
-/// Describes a tensor of shape `[rows, dim]`; -1 for a free dimension. INT64, unless the name has another prefix.
+/// Describes a tensor of shape `[rows, dim]`; -1 for a free dimension. INT64, unless the name has
+/// another prefix.
 fn value_info((name, dim): &(&str, i64)) -> Vec<u8> {
     let dim = if *dim < 0 { data(2, format!("{name}_dim")) } else { number(1, *dim) };
     let shape = [data(1, data(2, "rows")), data(1, dim)].concat();
@@ -46,8 +47,8 @@ fn node((operator, inputs, outputs): &Node<'_>) -> Vec<u8> {
     out
 }
 
-/// Returns a whole file over INT64 tensors, or other types for names that begin with `FLOAT_`, `TEXT_` or `BOOL_`: inputs and
-/// outputs are `(name, dim)`, constants `(name, value)`.
+/// Returns a whole file over INT64 tensors, or other types for names that begin with `FLOAT_`,
+/// `TEXT_` or `BOOL_`: inputs and outputs are `(name, dim)`, constants `(name, value)`.
 pub(super) fn model(
     nodes: &[Node<'_>],
     inputs: &[(&str, i64)],
@@ -56,8 +57,9 @@ pub(super) fn model(
 ) -> Vec<u8> {
     let mut graph: Vec<u8> = nodes.iter().flat_map(|item| data(1, node(item))).collect();
     graph.extend(data(2, "graph"));
-    let constant =
-        |(name, value): &(&str, i64)| [number(1, 1), number(2, 7), data(8, name), data(9, value.to_le_bytes())];
+    let constant = |(name, value): &(&str, i64)| {
+        [number(1, 1), number(2, 7), data(8, name), data(9, value.to_le_bytes())]
+    };
     graph.extend(constants.iter().flat_map(|item| data(5, constant(item).concat())));
     graph.extend(inputs.iter().flat_map(|item| data(11, value_info(item))));
     graph.extend(outputs.iter().flat_map(|item| data(12, value_info(item))));

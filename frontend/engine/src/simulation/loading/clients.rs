@@ -22,7 +22,8 @@ use crate::simulation::calls::values_of;
 use crate::simulation::worker::answer_to;
 use pharos_os::clock;
 
-/// The longest time that anything may take: several processes that do not stop, one after the other.
+/// The longest time that anything may take: several processes that do not stop, one after the
+/// other.
 const LONGEST: Duration = Duration::from_secs(15);
 
 /// What a client waits for.
@@ -72,7 +73,11 @@ pub(super) struct Clients {
 
 impl Clients {
     /// Begins an operation.
-    pub(super) fn begin(&mut self, operation: Operation, work: impl Future<Output = Outcome> + Send + 'static) {
+    pub(super) fn begin(
+        &mut self,
+        operation: Operation,
+        work: impl Future<Output = Outcome> + Send + 'static,
+    ) {
         self.open.push(Open { operation, began: clock::now(), task: tokio::spawn(work) });
     }
 
@@ -106,7 +111,8 @@ impl World {
             number if number < change + load + unload && by_request => self.unload(name),
             number if number < change + load + unload + cancel => self.cancel(),
             _ => {
-                let limit_us = if self.random.chance(8) { 1_000 + self.random.below(50_000) } else { 0 };
+                let limit_us =
+                    if self.random.chance(8) { 1_000 + self.random.below(50_000) } else { 0 };
                 self.send(name, limit_us);
             }
         }
@@ -116,7 +122,9 @@ impl World {
     fn some_model(&mut self) -> String {
         let all = MODELS.len() as u64 + ENSEMBLES.len() as u64;
         let number = usize::try_from(self.random.below(all).min(self.random.below(all))).unwrap();
-        let name = ENSEMBLES.get(number).map_or_else(|| MODELS[number - ENSEMBLES.len()], |(name, _)| name);
+        let name = ENSEMBLES
+            .get(number)
+            .map_or_else(|| MODELS[number - ENSEMBLES.len()], |(name, _)| name);
         name.to_owned()
     }
 
@@ -127,8 +135,12 @@ impl World {
         let data = value.to_le_bytes().to_vec().into();
         let tensor = Tensor { datatype: DataType::Uint64, shape: vec![1, 1], data };
         let inputs = vec![InferInput { name: "IN".into(), tensor }];
-        let mut request =
-            InferRequest { model_name: model.clone(), inputs, timeout_us: limit_us, ..InferRequest::default() };
+        let mut request = InferRequest {
+            model_name: model.clone(),
+            inputs,
+            timeout_us: limit_us,
+            ..InferRequest::default()
+        };
         request.timeline.request_start = self.now;
         self.clients.begin(Operation::Infer { model, value }, infer(self.loader.clone(), request));
     }
@@ -161,7 +173,11 @@ impl World {
         let loader = self.loader.clone();
         let name = model.clone();
         self.clients.begin(Operation::Load(model), async move {
-            loader.load_model(&name, config, LoadScope::Code).await.map(|()| None).map_err(|error| error.message)
+            loader
+                .load_model(&name, config, LoadScope::Code)
+                .await
+                .map(|()| None)
+                .map_err(|error| error.message)
         });
     }
 
@@ -171,7 +187,11 @@ impl World {
         let name = model.clone();
         let dependents = self.random.chance(2);
         self.clients.begin(Operation::Unload(model), async move {
-            loader.unload_model(&name, dependents).await.map(|()| None).map_err(|error| error.message)
+            loader
+                .unload_model(&name, dependents)
+                .await
+                .map(|()| None)
+                .map_err(|error| error.message)
         });
     }
 
@@ -217,7 +237,9 @@ impl World {
                 };
                 let expected = (0..steps).fold(*value, |value, _| answer_to(value));
                 if answer != Some(expected) {
-                    return Err(format!("{operation} is answered with {answer:?} instead of {expected}"));
+                    return Err(format!(
+                        "{operation} is answered with {answer:?} instead of {expected}"
+                    ));
                 }
                 self.coverage.answered += 1;
             }
@@ -255,13 +277,17 @@ impl World {
         self.unload_all().await?;
         for name in repository::names() {
             let on_demand = self.loader.models().snapshot().on_demand.contains_key(name);
-            // A model that was unloaded while the repository did not have it is no longer loaded on demand.
+            // A model that was unloaded while the repository did not have it is no longer loaded on
+            // demand.
             if !on_demand {
                 let before = self.coverage.failed_loads;
                 self.load_with(name.to_owned(), None);
                 self.finish().await?;
                 if self.coverage.failed_loads > before {
-                    return Err(format!("'{name}' cannot be loaded at the end: {}", self.clients.last_error));
+                    return Err(format!(
+                        "'{name}' cannot be loaded at the end: {}",
+                        self.clients.last_error
+                    ));
                 }
             }
             self.check_answer(name).await?;
@@ -297,7 +323,10 @@ impl World {
         match self.coverage.answered == before {
             true => {
                 let index = self.loader.index(false);
-                Err(format!("'{name}' does not answer at the end: {}; {index:?}", self.clients.last_error))
+                Err(format!(
+                    "'{name}' does not answer at the end: {}; {index:?}",
+                    self.clients.last_error
+                ))
             }
             false => Ok(()),
         }

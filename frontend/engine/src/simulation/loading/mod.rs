@@ -1,6 +1,7 @@
-//! A deterministic simulation of the loader, the model table and the supervision of processes in virtual time, with random faults.
-//! Clients send requests, load and unload models, and change the repository. Everything is real, the files too, but the processes
-//! and the clock: see `docs/src/internals/tests.md`.
+//! A deterministic simulation of the loader, the model table and the supervision of processes in
+//! virtual time, with random faults. Clients send requests, load and unload models, and change the
+//! repository. Everything is real, the files too, but the processes and the clock: see
+//! `docs/src/internals/tests.md`.
 
 mod clients;
 mod repository;
@@ -37,7 +38,8 @@ const PROCESS: u64 = 16 << 20;
 /// The most processes that fit into the memory of models, if it is limited.
 const FITTING: u64 = 4;
 
-/// How often all tasks run before the processes read what was sent to them: a message passes through several tasks.
+/// How often all tasks run before the processes read what was sent to them: a message passes
+/// through several tasks.
 const ROUNDS: usize = 8;
 
 /// What was seen, to show what a simulation covers.
@@ -77,7 +79,8 @@ struct World {
     now: Instant,
     random: Random,
     mode: Mode,
-    /// How many of a hundred actions of clients change the repository, load or unload a model, or cancel something.
+    /// How many of a hundred actions of clients change the repository, load or unload a model, or
+    /// cancel something.
     rates: [u64; 4],
     processes: Arc<Processes>,
     timer: Arc<Timer>,
@@ -114,7 +117,19 @@ impl World {
         let loader = Arc::new(loader.with_workers(Arc::new(processes.clone())));
         let (clients, coverage) = Default::default();
         let rates = [10, 12, 12, 6].map(|most| random.below(most));
-        Self { now, random, mode, rates, processes, timer, loader, repository, clients, coverage, trace: 0 }
+        Self {
+            now,
+            random,
+            mode,
+            rates,
+            processes,
+            timer,
+            loader,
+            repository,
+            clients,
+            coverage,
+            trace: 0,
+        }
     }
 
     /// Adds to the hash of what has happened.
@@ -139,14 +154,17 @@ impl World {
         self.check()
     }
 
-    /// Moves to the next time at which something happens, but not beyond `end`, and lets it happen. Returns `false` if nothing
-    /// more happens.
+    /// Moves to the next time at which something happens, but not beyond `end`, and lets it happen.
+    /// Returns `false` if nothing more happens.
     ///
     /// # Errors
     /// What is wrong.
     async fn step(&mut self, end: Instant) -> Result<bool, String> {
         self.settle().await?;
-        let next = [virtual_time::next(), self.timer.next(), self.processes.next()].into_iter().flatten().min();
+        let next = [virtual_time::next(), self.timer.next(), self.processes.next()]
+            .into_iter()
+            .flatten()
+            .min();
         let Some(next) = next.filter(|next| *next <= end) else { return Ok(false) };
         self.now = self.now.max(next);
         virtual_time::set(self.now);
@@ -187,7 +205,8 @@ impl World {
         let table = self.loader.models().snapshot();
         for entry in table.states.index(true) {
             let versions = table.serving.get(&entry.name);
-            let serves = versions.is_some_and(|all| entry.version.is_none_or(|version| all.contains_key(&version)));
+            let serves = versions
+                .is_some_and(|all| entry.version.is_none_or(|version| all.contains_key(&version)));
             if !serves {
                 return Err(format!("'{}' is ready and does not serve", entry.name));
             }
@@ -205,7 +224,8 @@ impl World {
             let processes = self.processes.living() as u64;
             if used > limit || processes > FITTING {
                 return Err(format!(
-                    "{used} of {limit} bytes are used by {processes} processes, of which {FITTING} fit"
+                    "{used} of {limit} bytes are used by {processes} processes, of which \
+                     {FITTING} fit"
                 ));
             }
         }
@@ -215,8 +235,13 @@ impl World {
     /// Returns the number of models that were unloaded to make room, or without use.
     fn evictions(&self) -> u64 {
         let text = render(&self.loader.models().shared.metrics, Format::Text);
-        let of =
-            |line: &str| line.strip_prefix("pharos_on_demand_unloads_total{")?.rsplit(' ').next()?.parse::<f64>().ok();
+        let of = |line: &str| {
+            line.strip_prefix("pharos_on_demand_unloads_total{")?
+                .rsplit(' ')
+                .next()?
+                .parse::<f64>()
+                .ok()
+        };
         text.lines().filter_map(of).sum::<f64>() as u64
     }
 
@@ -229,7 +254,11 @@ impl World {
             let loader = self.loader.clone();
             async move {
                 let left = loader.shut_down(Duration::from_secs(30)).await;
-                if left == Default::default() { Ok(None) } else { Err(format!("{left:?} is left at the end")) }
+                if left == Default::default() {
+                    Ok(None)
+                } else {
+                    Err(format!("{left:?} is left at the end"))
+                }
             }
         });
         self.finish().await?;
@@ -240,7 +269,8 @@ impl World {
         let owners = Arc::strong_count(&self.loader);
         if living > 0 || waiting > 0 || owners > 1 {
             return Err(format!(
-                "{living} processes, {waiting} requests that wait and {owners} owners of the loader are left"
+                "{living} processes, {waiting} requests that wait and {owners} owners of the \
+                 loader are left"
             ));
         }
         Ok(())
@@ -288,7 +318,10 @@ fn every_load_and_request_ends_and_nothing_is_left() {
     let all = super::run_all(0..SEEDS, run, Coverage::add);
     let requests = [all.answered, all.refused, all.cancelled];
     let changes = [all.loads, all.failed_loads, all.unloads, all.evictions, all.changes];
-    assert!(requests.into_iter().chain(changes).all(|count| count > 0), "something never happened: {all:?}");
+    assert!(
+        requests.into_iter().chain(changes).all(|count| count > 0),
+        "something never happened: {all:?}"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The repository of a simulation: models and ensembles in a directory, which change while they serve.
+//! The repository of a simulation: models and ensembles in a directory, which change while they
+//! serve.
 
 use std::fs;
 use std::sync::Arc;
@@ -87,7 +88,8 @@ impl Repository {
         fs::write(directory.join("config.pbtxt"), config).unwrap();
     }
 
-    /// Changes a model: its configuration, its instances, its versions, or whether it is there at all.
+    /// Changes a model: its configuration, its instances, its versions, or whether it is there at
+    /// all.
     pub(super) fn change(&mut self, name: &str, random: &mut Random) {
         let usual = match ENSEMBLES.iter().find(|(ensemble, _)| *ensemble == name) {
             Some((_, steps)) => ensemble(*steps),
@@ -152,7 +154,8 @@ impl Repository {
 
 fn model(instances: u64, delay_us: u64) -> String {
     format!(
-        "backend: 'builtin' {TENSORS} dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}
+        "backend: 'builtin' {TENSORS} dynamic_batching {{ max_queue_delay_microseconds: \
+         {delay_us} }}
          instance_group {{ count: {instances} kind: KIND_CPU }}"
     )
 }
@@ -160,7 +163,8 @@ fn model(instances: u64, delay_us: u64) -> String {
 fn ensemble([first, second]: [&str; 2]) -> String {
     let step = |model: &str, input: &str, output: &str| {
         format!(
-            "step {{ model_name: '{model}' model_version: -1 input_map {{ key: 'IN' value: '{input}' }}
+            "step {{ model_name: '{model}' model_version: -1 input_map {{ key: 'IN' value: \
+             '{input}' }}
              output_map {{ key: 'OUT' value: '{output}' }} }}"
         )
     };

@@ -99,7 +99,8 @@ pub(super) struct Processes(Mutex<State>);
 impl Processes {
     pub(super) fn new(random: Random, faults: Faults) -> Arc<Self> {
         let (seen, living, plans) = Default::default();
-        let state = State { random, faults, seen, next_pid: FIRST_PID, living, plans, next_plan: 0 };
+        let state =
+            State { random, faults, seen, next_pid: FIRST_PID, living, plans, next_plan: 0 };
         Arc::new(Self(Mutex::new(state)))
     }
 
@@ -196,7 +197,11 @@ impl State {
             self.plan(pid, 5_000, ProcessEvent::End(0));
         }
         if executes {
-            let event = if self.random.chance(faults.die) { ProcessEvent::End(KILL) } else { ProcessEvent::Execute };
+            let event = if self.random.chance(faults.die) {
+                ProcessEvent::End(KILL)
+            } else {
+                ProcessEvent::Execute
+            };
             self.plan(pid, 4_000, event);
         }
         new > 0 || to_load || to_stop
@@ -228,7 +233,11 @@ impl State {
                 process.executes = !process.worker.batches.is_empty();
                 if process.executes {
                     let dies = self.random.chance(self.faults.die);
-                    self.plan(pid, 4_000, if dies { ProcessEvent::End(KILL) } else { ProcessEvent::Execute });
+                    self.plan(
+                        pid,
+                        4_000,
+                        if dies { ProcessEvent::End(KILL) } else { ProcessEvent::Execute },
+                    );
                 }
             }
             ProcessEvent::End(status) => {
@@ -268,7 +277,8 @@ impl WorkerProcess for Handle {
 
     fn wait(&mut self) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + Send + '_>> {
         Box::pin(async {
-            let status = self.is_over.wait_for(Option::is_some).await.ok().and_then(|status| *status);
+            let status =
+                self.is_over.wait_for(Option::is_some).await.ok().and_then(|status| *status);
             status.ok_or_else(|| io::Error::other("unknown"))
         })
     }

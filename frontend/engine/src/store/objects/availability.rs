@@ -35,9 +35,12 @@ impl Availability {
         Self { store: store.to_owned(), state: Mutex::default() }
     }
 
-    /// Returns the listed names, or the names of the last listing while the store cannot be read, and if `list` is `None`, because
-    /// the server exits.
-    pub(super) fn names_or(&self, list: impl FnOnce() -> Option<io::Result<Vec<String>>>) -> Vec<String> {
+    /// Returns the listed names, or the names of the last listing while the store cannot be read,
+    /// and if `list` is `None`, because the server exits.
+    pub(super) fn names_or(
+        &self,
+        list: impl FnOnce() -> Option<io::Result<Vec<String>>>,
+    ) -> Vec<String> {
         let answer = self.answer(list);
         let mut state = self.state();
         if let Some(names) = answer {
@@ -50,7 +53,8 @@ impl Availability {
         state.names.clone().unwrap_or_default()
     }
 
-    /// Returns the listed fingerprints, or the fingerprints of the last listing, as [`Availability::names_or`] does.
+    /// Returns the listed fingerprints, or the fingerprints of the last listing, as
+    /// [`Availability::names_or`] does.
     pub(super) fn poll_or(
         &self,
         list: impl FnOnce() -> Option<io::Result<Vec<(String, Stamp)>>>,
@@ -64,7 +68,8 @@ impl Availability {
         state.polled.clone()
     }
 
-    /// Returns the answer of the store; `None` if it fails or failed recently, or if the server exits, which is no failure.
+    /// Returns the answer of the store; `None` if it fails or failed recently, or if the server
+    /// exits, which is no failure.
     fn answer<T>(&self, request: impl FnOnce() -> Option<io::Result<T>>) -> Option<T> {
         self.check_pause().ok()?;
         let answer = request()?;
@@ -87,11 +92,16 @@ impl Availability {
     pub(super) fn record_result(&self, error: Option<&io::Error>) {
         let mut state = self.state();
         match error {
-            None if state.failure.take().is_some() => tracing::info!("'{}' can be read again", self.store),
+            None if state.failure.take().is_some() => {
+                tracing::info!("'{}' can be read again", self.store)
+            }
             None => {}
             Some(error) => {
                 if state.failure.is_none() {
-                    tracing::error!("'{}' cannot be read; its models stay unchanged: {error}", self.store);
+                    tracing::error!(
+                        "'{}' cannot be read; its models stay unchanged: {error}",
+                        self.store
+                    );
                 }
                 state.failure = Some((clock::now(), error.to_string()));
             }
@@ -135,24 +145,37 @@ mod tests {
     #[test]
     fn the_last_listing_is_used_while_the_store_is_down() {
         let availability = Availability::new("s3://b");
-        assert!(availability.names_or(down).is_empty() && availability.failure().unwrap() == "no answer");
+        assert!(
+            availability.names_or(down).is_empty()
+                && availability.failure().unwrap() == "no answer"
+        );
         let never = || -> Option<io::Result<Vec<String>>> { panic!("request during the pause") };
         assert!(availability.names_or(never).is_empty());
         assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
         availability.record_result(None);
         let polled = vec![("m".to_owned(), Stamp::of(&1))];
         assert_eq!(availability.poll_or(|| Some(Ok(polled.clone()))), polled);
-        assert!(availability.has("m") && !availability.has("n") && availability.failure().is_none());
-        assert_eq!((availability.poll_or(down), availability.names_or(never)), (polled, vec!["m".to_owned()]));
+        assert!(
+            availability.has("m") && !availability.has("n") && availability.failure().is_none()
+        );
+        assert_eq!(
+            (availability.poll_or(down), availability.names_or(never)),
+            (polled, vec!["m".to_owned()])
+        );
         availability.record_result(None);
-        assert!(availability.names_or(|| Some(Ok(Vec::new()))).is_empty() && !availability.has("m"));
+        assert!(
+            availability.names_or(|| Some(Ok(Vec::new()))).is_empty() && !availability.has("m")
+        );
     }
 
     #[test]
     fn the_exit_of_the_server_is_no_failure_of_the_store() {
         let availability = Availability::new("s3://b");
         availability.names_or(|| Some(Ok(vec!["m".to_owned()])));
-        assert_eq!((availability.names_or(|| None), availability.poll_or(|| None)), (vec!["m".to_owned()], Vec::new()));
+        assert_eq!(
+            (availability.names_or(|| None), availability.poll_or(|| None)),
+            (vec!["m".to_owned()], Vec::new())
+        );
         assert_eq!(availability.failure(), None);
     }
 

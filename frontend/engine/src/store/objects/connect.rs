@@ -1,5 +1,5 @@
-//! Opens a store: its address comes from the command line, its credentials from the environment, under the names used by each
-//! vendor's tools and by Triton.
+//! Opens a store: its address comes from the command line, its credentials from the environment,
+//! under the names used by each vendor's tools and by Triton.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::credentials::Credentials;
 use super::http_client::Http;
 use crate::store::address::{Address, Protocol};
 
-/// The number of retries of a failed request. Resuming an interrupted answer counts as a retry too, so the time since the first
-/// attempt is not a useful limit.
+/// The number of retries of a failed request. Resuming an interrupted answer counts as a retry too,
+/// so the time since the first attempt is not a useful limit.
 const RETRIES: usize = 3;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -41,8 +41,11 @@ pub(super) fn connect(address: &Address) -> Connected {
 }
 
 fn retries() -> RetryConfig {
-    let backoff =
-        BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
+    let backoff = BackoffConfig {
+        init_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(5),
+        base: 2.0,
+    };
     RetryConfig { backoff, max_retries: RETRIES, retry_timeout: RETRY_TIMEOUT }
 }
 
@@ -56,11 +59,17 @@ fn given(value: &str) -> Option<&str> {
 
 /// The builder reads other variables: `AWS_ACCESS_KEY_ID`, `AWS_SESSION_TOKEN` and so on.
 fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
-    let endpoint =
-        address.endpoint.clone().or_else(|| variable("AWS_ENDPOINT_URL_S3")).or_else(|| variable("AWS_ENDPOINT_URL"));
+    let endpoint = address
+        .endpoint
+        .clone()
+        .or_else(|| variable("AWS_ENDPOINT_URL_S3"))
+        .or_else(|| variable("AWS_ENDPOINT_URL"));
     let mut builder = match credentials.s3(&address.to_string()) {
         Some(secret) if !secret.profile.is_empty() => {
-            return Err(format!("profile '{}' is not supported: give its key_id and secret_key", secret.profile));
+            return Err(format!(
+                "profile '{}' is not supported: give its key_id and secret_key",
+                secret.profile
+            ));
         }
         Some(secret) => {
             let mut builder = AmazonS3Builder::new();
@@ -71,18 +80,22 @@ fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
                 builder = builder.with_token(token);
             }
             let region = given(&secret.region).map(str::to_owned);
-            builder.with_region(region.or_else(|| variable("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".to_owned()))
+            builder.with_region(
+                region.or_else(|| variable("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".to_owned()),
+            )
         }
         None => AmazonS3Builder::from_env(),
     };
     if let Some(endpoint) = endpoint {
         builder = builder.with_allow_http(endpoint.starts_with("http://")).with_endpoint(endpoint);
     }
-    builder = builder.with_bucket_name(&address.bucket).with_retry(retries()).with_http_connector(http);
+    builder =
+        builder.with_bucket_name(&address.bucket).with_retry(retries()).with_http_connector(http);
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
-/// Credentials come from the file of `GOOGLE_APPLICATION_CREDENTIALS`, from `gcloud`, or from the machine.
+/// Credentials come from the file of `GOOGLE_APPLICATION_CREDENTIALS`, from `gcloud`, or from the
+/// machine.
 fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.bucket);
     if let Some(path) = credentials.gs(&address.to_string()) {
@@ -92,7 +105,8 @@ fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
-/// `AZURE_STORAGE_ACCOUNT` is used only if the address names no account. The builder supports more credentials than keys.
+/// `AZURE_STORAGE_ACCOUNT` is used only if the address names no account. The builder supports more
+/// credentials than keys.
 fn azure(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     let secret = credentials.azure(&address.to_string()).unwrap_or_default();
     let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(&address.bucket);

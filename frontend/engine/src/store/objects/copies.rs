@@ -1,5 +1,5 @@
-//! Local copies of a store's objects: one file for each content, and a directory of hard links for each use of a model. Files in
-//! use never change, and unchanged contents are stored once.
+//! Local copies of a store's objects: one file for each content, and a directory of hard links for
+//! each use of a model. Files in use never change, and unchanged contents are stored once.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -47,7 +47,8 @@ impl Drop for Copies {
 }
 
 impl Copies {
-    /// Creates the copies in a subdirectory of `cache` named by a hash of the store's address, or in a new temporary directory.
+    /// Creates the copies in a subdirectory of `cache` named by a hash of the store's address, or
+    /// in a new temporary directory.
     ///
     /// # Errors
     /// The directory cannot be created, or another process uses it.
@@ -118,7 +119,8 @@ impl Copies {
         Ok(PartialContent { file, path, whole, lasting, written: 0 })
     }
 
-    /// Creates a directory with these directories and files, each file given with the name of its content.
+    /// Creates a directory with these directories and files, each file given with the name of its
+    /// content.
     ///
     /// # Errors
     /// The directory cannot be created; the kind is `NotFound` if a content was removed.
@@ -136,7 +138,8 @@ impl Copies {
         // Removes the directory if an error follows.
         let local = ModelFiles::temporary(path.clone(), above, self.clone());
         for directory in directories {
-            fs::create_dir_all(path.join(directory)).map_err(|error| unusable(&path.join(directory), &error))?;
+            fs::create_dir_all(path.join(directory))
+                .map_err(|error| unusable(&path.join(directory), &error))?;
         }
         for (file, content) in files {
             fs::hard_link(self.content(model, content), path.join(file))
@@ -147,9 +150,13 @@ impl Copies {
 
     /// Removes the other contents of a model. Links of versions in use remain.
     pub(super) fn keep(&self, model: &str, contents: &BTreeSet<&str>) {
-        for entry in fs::read_dir(self.top.join(CONTENTS).join(model)).into_iter().flatten().flatten() {
+        for entry in
+            fs::read_dir(self.top.join(CONTENTS).join(model)).into_iter().flatten().flatten()
+        {
             let name = entry.file_name();
-            let fetched = name.to_str().is_some_and(|name| contents.contains(name) || name.contains(".part-"));
+            let fetched = name
+                .to_str()
+                .is_some_and(|name| contents.contains(name) || name.contains(".part-"));
             if !fetched {
                 // The next call tries again.
                 let _ = fs::remove_file(entry.path());
@@ -182,7 +189,11 @@ impl PartialContent {
     /// The file cannot be written; the text contains its path and the bytes written so far.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes).map_err(|error| {
-            let text = format!("cannot write '{}' after {} bytes: {error}", self.path.display(), self.written);
+            let text = format!(
+                "cannot write '{}' after {} bytes: {error}",
+                self.path.display(),
+                self.written
+            );
             io::Error::new(error.kind(), text)
         })?;
         self.written += bytes.len() as u64;
@@ -193,8 +204,8 @@ impl PartialContent {
         self.written
     }
 
-    /// Stores the finished content. Sets its modification time to `changed`, so that fetching a content twice gives the same
-    /// fingerprint.
+    /// Stores the finished content. Sets its modification time to `changed`, so that fetching a
+    /// content twice gives the same fingerprint.
     ///
     /// # Errors
     /// The content cannot be stored.
@@ -256,7 +267,8 @@ mod tests {
         let second = link(&files, "b").unwrap();
         files.keep("m", &BTreeSet::from(["b"]));
         assert!(!files.content("m", "a").exists() && files.content("m", "b").exists());
-        let read = |local: &ModelFiles| fs::read_to_string(local.path().join("1/model.onnx")).unwrap();
+        let read =
+            |local: &ModelFiles| fs::read_to_string(local.path().join("1/model.onnx")).unwrap();
         assert_eq!((read(&first), read(&second)), ("first".to_owned(), "second".to_owned()));
         assert_eq!(link(&files, "a").unwrap_err().kind(), ErrorKind::NotFound);
         let path = first.path().to_owned();

@@ -1,5 +1,5 @@
-//! The file that `TRITON_CLOUD_CREDENTIAL_PATH` names: credentials by address prefix, as in Triton's documentation of model
-//! repositories. Messages never contain the values.
+//! The file that `TRITON_CLOUD_CREDENTIAL_PATH` names: credentials by address prefix, as in
+//! Triton's documentation of model repositories. Messages never contain the values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,7 +40,9 @@ impl Credentials {
     /// # Errors
     /// The file cannot be read or has another format.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let named = |reason: String| format!("the credentials in '{}' cannot be used: {reason}", path.display());
+        let named = |reason: String| {
+            format!("the credentials in '{}' cannot be used: {reason}", path.display())
+        };
         let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
         serde_json::from_str(&text).map_err(|error| {
             // The parser's message could contain a secret.
@@ -92,7 +94,10 @@ mod tests {
         ] {
             assert_eq!(credentials.s3(address).unwrap().key_id, expected, "{address}");
         }
-        assert_eq!((credentials.gs("gs://g/m").as_deref(), credentials.gs("gs://h")), (Some("/file"), None));
+        assert_eq!(
+            (credentials.gs("gs://g/m").as_deref(), credentials.gs("gs://h")),
+            (Some("/file"), None)
+        );
         assert_eq!(credentials.azure("as://a/b").unwrap().account_key, "k");
     }
 

@@ -5,7 +5,8 @@ use object_store::Error;
 /// The maximum number of bytes of a store's text in an error.
 const LONGEST: usize = 600;
 
-/// Returns the text of an error on one line of limited length; the store's code and message if present.
+/// Returns the text of an error on one line of limited length; the store's code and message if
+/// present.
 pub(super) fn of(error: &Error) -> String {
     short(&error.to_string())
 }
@@ -38,8 +39,9 @@ mod tests {
 
     #[test]
     fn extracts_code_and_message() {
-        let text = "Error performing GET http://h/b in 1 ms - 404: <?xml version=\"1.0\"?>\n<Error><Code>NoSuchBucket</Code>\n\
-                    <Message>The specified bucket\n does not exist</Message></Error>";
+        let text = "Error performing GET http://h/b in 1 ms - 404: <?xml \
+                    version=\"1.0\"?>\n<Error><Code>NoSuchBucket</Code>\n<Message>The specified \
+                    bucket\n does not exist</Message></Error>";
         assert_eq!(short(text), "NoSuchBucket: The specified bucket does not exist");
         assert_eq!(short("<Code>SlowDown</Code><Message>"), "SlowDown");
         assert_eq!(short("no\nanswer"), "no answer");

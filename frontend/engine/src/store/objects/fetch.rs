@@ -24,7 +24,10 @@ impl ObjectRepository {
             let (objects, tree) = match listed {
                 Ok(listed) => listed,
                 Err(Refused::Model(text)) => {
-                    return Err(io::Error::new(ErrorKind::InvalidData, format!("model '{model}': {text}")));
+                    return Err(io::Error::new(
+                        ErrorKind::InvalidData,
+                        format!("model '{model}': {text}"),
+                    ));
                 }
                 Err(Refused::Store(error)) => {
                     self.may_pass(model, &error);
@@ -36,20 +39,29 @@ impl ObjectRepository {
             if objects.is_empty() {
                 return Ok(None);
             }
-            let wanted: BTreeMap<&String, &Object> =
-                tree.files.iter().filter_map(|(path, index)| Some((path, objects.get(*index)?))).collect();
+            let wanted: BTreeMap<&String, &Object> = tree
+                .files
+                .iter()
+                .filter_map(|(path, index)| Some((path, objects.get(*index)?)))
+                .collect();
             let missing: Vec<&Object> =
                 wanted.values().copied().filter(|object| !self.is_here(model, object)).collect();
-            // The model is listed again afterwards, which ensures that all objects were in the store at one moment.
+            // The model is listed again afterwards, which ensures that all objects were in the
+            // store at one moment.
             if !missing.is_empty() {
-                self.bring(model, missing).await.inspect_err(|error| self.may_pass(model, error))?;
+                self.bring(model, missing)
+                    .await
+                    .inspect_err(|error| self.may_pass(model, error))?;
                 continue;
             }
             let files = wanted.iter().map(|(path, object)| (*path, &object.content));
             match self.copies.link(model, &tree.directories, files) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 linked => {
-                    self.copies.keep(model, &wanted.values().map(|object| object.content.as_str()).collect());
+                    self.copies.keep(
+                        model,
+                        &wanted.values().map(|object| object.content.as_str()).collect(),
+                    );
                     return linked.map(Some);
                 }
             }
@@ -72,7 +84,9 @@ impl ObjectRepository {
 
     /// Fetches contents concurrently. Skips objects that have changed since the listing.
     async fn bring(&self, model: &str, missing: Vec<&Object>) -> io::Result<()> {
-        let fetched = stream::iter(missing).map(|object| self.download(model, object)).buffer_unordered(AT_ONCE);
+        let fetched = stream::iter(missing)
+            .map(|object| self.download(model, object))
+            .buffer_unordered(AT_ONCE);
         fetched.try_collect().await
     }
 
@@ -105,7 +119,9 @@ impl ObjectRepository {
         if !self.is_same(&found.meta, &object.meta) {
             return Ok(None);
         }
-        let failed = |error: io::Error| io::Error::new(error.kind(), format!("key '{key}' cannot be stored: {error}"));
+        let failed = |error: io::Error| {
+            io::Error::new(error.kind(), format!("key '{key}' cannot be stored: {error}"))
+        };
         let mut part = self.copies.part(model, &object.content).map_err(failed)?;
         let mut pieces = found.into_stream();
         while let Some(piece) = pieces.next().await {
@@ -118,24 +134,30 @@ impl ObjectRepository {
         if part.written() != object.meta.size {
             let size = object.meta.size;
             let got = part.written();
-            return Err(io::Error::other(format!("key '{key}' has {size} bytes, but {got} were received")));
+            return Err(io::Error::other(format!(
+                "key '{key}' has {size} bytes, but {got} were received"
+            )));
         }
         let bytes = part.written();
         part.finish(object.changed()).map_err(failed)?;
         Ok(Some(bytes))
     }
 
-    /// Returns whether an answer belongs to the listed object. Listings quote entity tags inconsistently, and Google's may differ
-    /// from those of the answers.
+    /// Returns whether an answer belongs to the listed object. Listings quote entity tags
+    /// inconsistently, and Google's may differ from those of the answers.
     fn is_same(&self, answer: &ObjectMeta, listed: &ObjectMeta) -> bool {
-        let tag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_owned());
-        let same_tag = self.address.protocol == Protocol::Gcs || listed.e_tag.is_none() || tag(answer) == tag(listed);
+        let tag =
+            |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_owned());
+        let same_tag = self.address.protocol == Protocol::Gcs
+            || listed.e_tag.is_none()
+            || tag(answer) == tag(listed);
         answer.size == listed.size && same_tag
     }
 }
 
 impl Object {
-    /// Returns its modification time. Stores give seconds; nanoseconds from the hash tell contents of one second apart.
+    /// Returns its modification time. Stores give seconds; nanoseconds from the hash tell contents
+    /// of one second apart.
     fn changed(&self) -> SystemTime {
         let seconds = u64::try_from(self.meta.last_modified.timestamp()).unwrap_or(0);
         let digits = self.content.get(..7).and_then(|digits| u32::from_str_radix(digits, 16).ok());

@@ -1,5 +1,5 @@
-//! The HTTP client for stores: hyper with rustls, which the server uses anyway. Every wait has a timeout: for the connection, for
-//! the head of an answer, and between two pieces of its body.
+//! The HTTP client for stores: hyper with rustls, which the server uses anyway. Every wait has a
+//! timeout: for the connection, for the head of an answer, and between two pieces of its body.
 
 use std::error::Error;
 use std::future::Future;
@@ -15,8 +15,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
-    HttpResponseBody, HttpService,
+    HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpResponseBody, HttpService,
 };
 use tokio::time::timeout;
 
@@ -25,7 +25,8 @@ use pharos_os::client::{self, deepest};
 /// The time limit of waiting for the next bytes of an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The limits in bytes of answers that are read as a whole: a listing or a token (a request with a query), and an error.
+/// The limits in bytes of answers that are read as a whole: a listing or a token (a request with a
+/// query), and an error.
 const LISTING: u64 = 64 << 20;
 const REFUSAL: u64 = 1 << 20;
 
@@ -60,7 +61,11 @@ impl HttpService for Http {
             let is_object = is_object(request.uri().query());
             let answered = timeout(READ_TIMEOUT, self.0.request(request)).await;
             let response = answered.map_err(|_| timed_out("no answer"))?.map_err(|error| {
-                let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
+                let kind = if error.is_connect() {
+                    HttpErrorKind::Connect
+                } else {
+                    HttpErrorKind::Request
+                };
                 HttpError::new(kind, Cause(deepest(&error)))
             })?;
             let (head, body) = response.into_parts();
@@ -69,32 +74,44 @@ impl HttpService for Http {
                 true => LISTING,
                 false => REFUSAL,
             };
-            Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body, longest)))))
+            Ok(HttpResponse::from_parts(
+                head,
+                HttpResponseBody::new(StreamBody::new(pieces(body, longest))),
+            ))
         })
     }
 }
 
-/// Returns whether a request with this query reads an object. Such a request has no query, or a signature (Azure's shared access
-/// signature), which listings have too.
+/// Returns whether a request with this query reads an object. Such a request has no query, or a
+/// signature (Azure's shared access signature), which listings have too.
 fn is_object(query: Option<&str>) -> bool {
     let has = |name: &str| {
-        let mut names = query.unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+        let mut names = query
+            .unwrap_or_default()
+            .split('&')
+            .map(|pair| pair.split('=').next().unwrap_or_default());
         names.any(|found| found == name)
     };
     query.is_none() || has("sig") && !has("comp")
 }
 
-/// Returns the body of an answer, of at most `longest` bytes. An error ends the stream; it may be polled after its end.
-fn pieces(body: Incoming, longest: u64) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
+/// Returns the body of an answer, of at most `longest` bytes. An error ends the stream; it may be
+/// polled after its end.
+fn pieces(
+    body: Incoming,
+    longest: u64,
+) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
     let pieces = stream::unfold(Some((body, longest)), |state| async move {
         let (mut body, left) = state?;
         let broken = |kind, text: String| Some((Err(HttpError::new(kind, Cause(text))), None));
         match timeout(READ_TIMEOUT, body.frame()).await {
             Ok(None) => None,
-            Ok(Some(Ok(frame))) => match left.checked_sub(frame.data_ref().map_or(0, |data| data.len() as u64)) {
-                Some(left) => Some((Ok(frame), Some((body, left)))),
-                None => broken(HttpErrorKind::Decode, "the answer is too long".to_owned()),
-            },
+            Ok(Some(Ok(frame))) => {
+                match left.checked_sub(frame.data_ref().map_or(0, |data| data.len() as u64)) {
+                    Some(left) => Some((Ok(frame), Some((body, left)))),
+                    None => broken(HttpErrorKind::Decode, "the answer is too long".to_owned()),
+                }
+            }
             Ok(Some(Err(error))) => broken(HttpErrorKind::Interrupted, deepest(&error)),
             Err(_) => Some((Err(timed_out("no more data of the answer")), None)),
         }
@@ -115,7 +132,10 @@ impl std::fmt::Display for Cause {
 impl Error for Cause {}
 
 fn timed_out(what: &str) -> HttpError {
-    HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what} for {} s", READ_TIMEOUT.as_secs())))
+    HttpError::new(
+        HttpErrorKind::Timeout,
+        Cause(format!("{what} for {} s", READ_TIMEOUT.as_secs())),
+    )
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
-//! Converts the keys of a model's objects to paths in its directory. Keys are untrusted: none may lead out of the directory, and
-//! invalid ones are refused by name.
+//! Converts the keys of a model's objects to paths in its directory. Keys are untrusted: none may
+//! lead out of the directory, and invalid ones are refused by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pharos::repository::{check_model_name, parse_version_directory};
 
-/// The limits of a path: its depth, its length in bytes, and the length of a name (255 bytes in file systems).
+/// The limits of a path: its depth, its length in bytes, and the length of a name (255 bytes in
+/// file systems).
 const DEEPEST: usize = 32;
 const LONGEST: usize = 2048;
 const LONGEST_NAME: usize = 255;
 
-/// The files of a model's directory by path, each with the index of its object, and its directories.
+/// The files of a model's directory by path, each with the index of its object, and its
+/// directories.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tree {
     pub(super) files: BTreeMap<String, usize>,
@@ -22,9 +24,10 @@ pub(super) fn is_model(name: &str) -> bool {
     !name.starts_with('.') && check_model_name(name).is_ok()
 }
 
-/// Returns the tree of objects, each given by its key relative to the model's and its size. Consoles of stores represent an empty
-/// folder by an empty object whose key ends in '/'; it arrives here without that '/'. An empty object is a directory if it is a
-/// version or has keys below it.
+/// Returns the tree of objects, each given by its key relative to the model's and its size.
+/// Consoles of stores represent an empty folder by an empty object whose key ends in '/'; it
+/// arrives here without that '/'. An empty object is a directory if it is a version or has keys
+/// below it.
 ///
 /// # Errors
 /// A key is not a valid path, or is both a file and a directory; the text names it.
@@ -36,7 +39,9 @@ pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Res
         if key.is_empty() && size == 0 {
             continue;
         }
-        check(key).map_err(|reason| format!("the key '{}' is not a valid path: {reason}", key.escape_debug()))?;
+        check(key).map_err(|reason| {
+            format!("the key '{}' is not a valid path: {reason}", key.escape_debug())
+        })?;
         let mut above = key;
         while let Some((directory, _)) = above.rsplit_once('/') {
             tree.directories.insert(directory.to_owned());
@@ -53,9 +58,14 @@ pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Res
             _ => drop(full.insert(key.to_owned())),
         }
     }
-    tree.files.retain(|key, _| !(empty.contains(key) && !full.contains(key) && tree.directories.contains(key)));
+    tree.files.retain(|key, _| {
+        !(empty.contains(key) && !full.contains(key) && tree.directories.contains(key))
+    });
     match tree.files.keys().find(|key| tree.directories.contains(*key)) {
-        Some(key) => Err(format!("the key '{}' is both an object and a folder of objects", key.escape_debug())),
+        Some(key) => Err(format!(
+            "the key '{}' is both an object and a folder of objects",
+            key.escape_debug()
+        )),
         None => Ok(tree),
     }
 }
@@ -89,11 +99,22 @@ mod tests {
 
     #[test]
     fn keys_become_paths() {
-        let found = tree([("config.pbtxt", 5), ("1/model.onnx", 9), ("1", 0), ("2", 0), ("", 0), ("a", 0), ("a/b", 0)]);
+        let found = tree([
+            ("config.pbtxt", 5),
+            ("1/model.onnx", 9),
+            ("1", 0),
+            ("2", 0),
+            ("", 0),
+            ("a", 0),
+            ("a/b", 0),
+        ]);
         let found = found.unwrap();
         let files: Vec<_> = found.files.iter().map(|(key, index)| (key.as_str(), *index)).collect();
         assert_eq!(files, [("1/model.onnx", 1), ("a/b", 6), ("config.pbtxt", 0)]);
-        assert_eq!(found.directories.iter().map(String::as_str).collect::<Vec<_>>(), ["1", "2", "a"]);
+        assert_eq!(
+            found.directories.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["1", "2", "a"]
+        );
     }
 
     #[test]
@@ -121,9 +142,14 @@ mod tests {
 
     #[test]
     fn names_of_models() {
-        for (name, expected) in
-            [("m", true), ("größe", true), (".git", false), ("..", false), ("a\\b", false), ("", false)]
-        {
+        for (name, expected) in [
+            ("m", true),
+            ("größe", true),
+            (".git", false),
+            ("..", false),
+            ("a\\b", false),
+            ("", false),
+        ] {
             assert_eq!(is_model(name), expected, "{name}");
         }
     }

@@ -1,5 +1,6 @@
-//! The codec of gRPC calls: Protocol Buffers, with a bound on the fields of a message. An empty element of a repeated message has two
-//! bytes and becomes a value of hundreds of bytes, so that a bound on the bytes of a message does not bound its memory.
+//! The codec of gRPC calls: Protocol Buffers, with a bound on the fields of a message. An empty
+//! element of a repeated message has two bytes and becomes a value of hundreds of bytes, so that a
+//! bound on the bytes of a message does not bound its memory.
 
 use std::marker::PhantomData;
 
@@ -12,8 +13,8 @@ use bytes::Buf;
 
 use super::fields::Fields;
 
-/// The maximum number of fields of a message, without those of messages in it. Each element of a repeated field counts, except those
-/// of packed numbers.
+/// The maximum number of fields of a message, without those of messages in it. Each element of a
+/// repeated field counts, except those of packed numbers.
 pub const MAX_FIELDS: usize = 16_384;
 
 /// The maximum number of fields of all messages in a message.
@@ -87,8 +88,8 @@ impl<D: Decoder<Error = Status>, N: InnerMessages + 'static> Decoder for Bounded
     }
 }
 
-/// Returns why a message has too many fields, if it has. Looks only at the fields before the first malformed one, which decoding
-/// refuses.
+/// Returns why a message has too many fields, if it has. Looks only at the fields before the first
+/// malformed one, which decoding refuses.
 fn excess(message: &[u8], messages: &[u32]) -> Option<String> {
     let mut count = 0;
     let mut in_messages = 0;
@@ -96,7 +97,8 @@ fn excess(message: &[u8], messages: &[u32]) -> Option<String> {
         count += 1;
         if count > MAX_FIELDS {
             return Some(format!(
-                "the message has more than {MAX_FIELDS} fields; each input, output, raw content and parameter is one"
+                "the message has more than {MAX_FIELDS} fields; each input, output, raw content \
+                 and parameter is one"
             ));
         }
         if messages.contains(&field.number) {
@@ -104,7 +106,8 @@ fn excess(message: &[u8], messages: &[u32]) -> Option<String> {
         }
         if in_messages > MAX_INNER_FIELDS {
             return Some(format!(
-                "the inputs and outputs of the message have more than {MAX_INNER_FIELDS} fields; each parameter is one"
+                "the inputs and outputs of the message have more than {MAX_INNER_FIELDS} fields; \
+                 each parameter is one"
             ));
         }
     }
@@ -130,7 +133,10 @@ mod tests {
         let most = message(5, &vec![&b""[..]; MAX_FIELDS]);
         assert_eq!(excess(&most, &[]), None);
         let excess = excess(&[&most[..], &[0x2a, 0]].concat(), &[]);
-        assert!(excess.as_ref().is_some_and(|text| text.contains("more than 16384 fields")), "{excess:?}");
+        assert!(
+            excess.as_ref().is_some_and(|text| text.contains("more than 16384 fields")),
+            "{excess:?}"
+        );
     }
 
     #[test]
@@ -140,7 +146,10 @@ mod tests {
         assert_eq!(excess(&two, &[5]), None);
         let more = [&two[..], &message(6, &[&message(2, &[b""])])].concat();
         let found = excess(&more, &[5, 6]);
-        assert!(found.as_ref().is_some_and(|text| text.contains("more than 262144 fields")), "{found:?}");
+        assert!(
+            found.as_ref().is_some_and(|text| text.contains("more than 262144 fields")),
+            "{found:?}"
+        );
         assert_eq!(excess(&more, &[5]), None, "other fields may contain any bytes");
     }
 }

@@ -14,7 +14,8 @@ pub struct Field<'m> {
     pub value: &'m [u8],
 }
 
-/// The fields of a message, up to the first malformed one. The start and the end of a group are fields without a value.
+/// The fields of a message, up to the first malformed one. The start and the end of a group are
+/// fields without a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'m>(&'m [u8]);
 
@@ -24,7 +25,8 @@ impl<'m> Fields<'m> {
         Self(message)
     }
 
-    /// Returns what is left of the message: after the last field nothing, or the malformed field and what follows it.
+    /// Returns what is left of the message: after the last field nothing, or the malformed field
+    /// and what follows it.
     pub fn rest(&self) -> &'m [u8] {
         self.0
     }
@@ -64,10 +66,13 @@ mod tests {
     #[test]
     fn the_values_of_all_wire_types_are_found() {
         // A varint, a fixed64, an empty message, two bytes, a group, a fixed32.
-        let message =
-            [0x08, 0x96, 0x01, 0x11, 1, 2, 3, 4, 5, 6, 7, 8, 0x2a, 0, 0x32, 2, 0x2a, 0, 0x1b, 0x1c, 0x25, 1, 2, 3, 4];
+        let message = [
+            0x08, 0x96, 0x01, 0x11, 1, 2, 3, 4, 5, 6, 7, 8, 0x2a, 0, 0x32, 2, 0x2a, 0, 0x1b, 0x1c,
+            0x25, 1, 2, 3, 4,
+        ];
         let mut fields = Fields::of(&message);
-        let found: Vec<_> = fields.by_ref().map(|field| (field.number, field.value.to_vec())).collect();
+        let found: Vec<_> =
+            fields.by_ref().map(|field| (field.number, field.value.to_vec())).collect();
         let expected: [(u32, &[u8]); 7] = [
             (1, &[0x96, 0x01]),
             (2, &[1, 2, 3, 4, 5, 6, 7, 8]),
@@ -77,13 +82,17 @@ mod tests {
             (3, &[]),
             (4, &[1, 2, 3, 4]),
         ];
-        assert!(found.iter().map(|(number, value)| (*number, &value[..])).eq(expected), "{found:?}");
+        assert!(
+            found.iter().map(|(number, value)| (*number, &value[..])).eq(expected),
+            "{found:?}"
+        );
         assert!(fields.rest().is_empty());
     }
 
     #[test]
     fn a_malformed_field_ends_the_walk() {
-        // A length beyond the message, an endless varint, an unknown wire type, and a short fixed32.
+        // A length beyond the message, an endless varint, an unknown wire type, and a short
+        // fixed32.
         for malformed in [
             &[0x2a, 0, 0x2a, 0xff, 0xff, 0xff, 0xff, 0x0f][..],
             &[0x08, 1, 0xff, 0xff],
@@ -91,7 +100,11 @@ mod tests {
             &[0x08, 1, 0x25, 1],
         ] {
             let mut fields = Fields::of(malformed);
-            assert_eq!((fields.by_ref().count(), fields.rest()), (1, &malformed[2..]), "{malformed:?}");
+            assert_eq!(
+                (fields.by_ref().count(), fields.rest()),
+                (1, &malformed[2..]),
+                "{malformed:?}"
+            );
         }
         assert_eq!(Fields::of(&[0xff; 64]).count(), 0);
     }

@@ -1,5 +1,5 @@
-//! Splits the bytes of a call into messages (gRPC over HTTP/2, "Length-Prefixed-Message"). Memory grows with the bytes that
-//! were received, never with the declared length of a message.
+//! Splits the bytes of a call into messages (gRPC over HTTP/2, "Length-Prefixed-Message"). Memory
+//! grows with the bytes that were received, never with the declared length of a message.
 
 use bytes::{Buf, Bytes};
 use pharos::data::{Collector, Data};
@@ -77,7 +77,10 @@ impl Partial {
 ///
 /// # Errors
 /// The first error of `check`.
-pub(crate) fn whole<E>(data: &Bytes, mut check: impl FnMut(Head) -> Result<bool, E>) -> Result<usize, E> {
+pub(crate) fn whole<E>(
+    data: &Bytes,
+    mut check: impl FnMut(Head) -> Result<bool, E>,
+) -> Result<usize, E> {
     let mut rest = &data[..];
     while let Some(head) = Head::at(rest) {
         let length = PREFIX + head.length;

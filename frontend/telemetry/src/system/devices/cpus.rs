@@ -8,12 +8,16 @@ use rustix::thread::CpuSet;
 use super::Usable;
 use crate::system::host_policies::{allowed, range};
 
-/// Returns the processors near a device that this process may use, from the driver or otherwise from the system. Empty if they
-/// are unknown or not allowed; a process is then not bound.
+/// Returns the processors near a device that this process may use, from the driver or otherwise
+/// from the system. Empty if they are unknown or not allowed; a process is then not bound.
 pub(super) fn near(device: &Usable, bus: &Path) -> Vec<usize> {
     let mut cpus = device.cpus.clone();
     if cpus.is_empty() {
-        cpus = device.bus.as_ref().map(|place| listed(&bus.join(place).join("local_cpulist"))).unwrap_or_default();
+        cpus = device
+            .bus
+            .as_ref()
+            .map(|place| listed(&bus.join(place).join("local_cpulist")))
+            .unwrap_or_default();
     }
     allowed(cpus)
 }
@@ -48,10 +52,16 @@ mod tests {
         let first = allowed[0];
         let last = allowed[allowed.len() - 1];
         assert_eq!(near(&device(&[]), &tree.path("bus")), Vec::<usize>::new());
-        tree.write("bus/0000:3b:00.0/local_cpulist", &format!("{first}-{last},1000-1001,x,9-99999\n"));
+        tree.write(
+            "bus/0000:3b:00.0/local_cpulist",
+            &format!("{first}-{last},1000-1001,x,9-99999\n"),
+        );
         let known = near(&device(&[]), &tree.path("bus"));
         let range = first..=last;
-        assert_eq!(known, allowed.iter().copied().filter(|cpu| range.contains(cpu)).collect::<Vec<_>>());
+        assert_eq!(
+            known,
+            allowed.iter().copied().filter(|cpu| range.contains(cpu)).collect::<Vec<_>>()
+        );
         assert_eq!(near(&device(&[last, 1001]), &tree.path("bus")), [last]);
     }
 }

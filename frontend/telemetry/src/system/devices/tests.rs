@@ -41,7 +41,11 @@ async fn a_process_sees_its_device_first() {
     let third = choose(&devices, 2, 5).await.unwrap();
     assert_eq!(parts(third), ("GPU-c".into(), vec![2, 0], "GPU-c,GPU-a".into()));
     for (turn, uuid) in [(0, "MIG-2"), (1, "MIG-5"), (2, "MIG-2")] {
-        assert_eq!(parts(choose(&devices, 1, turn).await.unwrap()), (uuid.into(), vec![1], uuid.into()), "{turn}");
+        assert_eq!(
+            parts(choose(&devices, 1, turn).await.unwrap()),
+            (uuid.into(), vec![1], uuid.into()),
+            "{turn}"
+        );
     }
 }
 
@@ -49,17 +53,30 @@ async fn a_process_sees_its_device_first() {
 async fn the_error_for_an_unusable_device_lists_the_usable_ones() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
-    let here = "GPUs that can be used: 0 (GPU-a), 1 (GPU-b, in MIG mode with MIG-2, MIG-5), 2 (GPU-c)";
+    let here =
+        "GPUs that can be used: 0 (GPU-a), 1 (GPU-b, in MIG mode with MIG-2, MIG-5), 2 (GPU-c)";
     let mig = choose(&devices, 3, 0).await.unwrap_err();
     assert_eq!(mig, format!("GPU 3 (GPU-d) cannot be used: {NO_PARTS}; {here}"));
-    assert_eq!(choose(&devices, 9, 0).await.unwrap_err(), format!("GPU 9 cannot be used: it does not exist; {here}"));
+    assert_eq!(
+        choose(&devices, 9, 0).await.unwrap_err(),
+        format!("GPU 9 cannot be used: it does not exist; {here}")
+    );
     fake.set_devices(&format!("0 all !15\n{}", FOUR.replace("GPU-c", "GPU-x")));
     let lost = choose(&devices, 0, 0).await.unwrap_err();
-    assert!(lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"), "{lost}");
+    assert!(
+        lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"),
+        "{lost}"
+    );
     let other = choose(&devices, 2, 0).await.unwrap_err();
-    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: its UUID changed from GPU-c to GPU-x; "), "{other}");
+    assert!(
+        other.starts_with("GPU 2 (GPU-c) cannot be used: its UUID changed from GPU-c to GPU-x; "),
+        "{other}"
+    );
     let none = Devices::new(None, None, [], &Roots::new(Path::new("/nowhere")));
-    assert_eq!(choose(&none, 0, 0).await.unwrap_err(), "GPU 0 cannot be used: no GPUs are available");
+    assert_eq!(
+        choose(&none, 0, 0).await.unwrap_err(),
+        "GPU 0 cannot be used: no GPUs are available"
+    );
 }
 
 #[tokio::test]
@@ -68,14 +85,16 @@ async fn refuses_to_load_a_model_over_the_memory_limit() {
     let devices = devices(&fake, None, &[(0, 0.3), (1, 0.5), (2, 0.0), (7, 1.0)]);
     assert_eq!(
         choose(&devices, 0, 0).await.unwrap_err(),
-        "memory limit set for GPU 0 has exceeded, model loading is rejected: 400 of 1000 bytes are in use (40.0 %), \
-         --model-load-gpu-limit allows 30.0 %"
+        "memory limit set for GPU 0 has exceeded, model loading is rejected: 400 of 1000 bytes \
+         are in use (40.0 %), --model-load-gpu-limit allows 30.0 %"
     );
     // The limit does not apply to a restart.
     assert!(devices.choose(DeviceRequest { number: 0, turn: 0, loading: false }).await.is_ok());
     // A MIG device has separate memory.
     assert!(choose(&devices, 1, 0).await.is_ok());
-    assert!(choose(&devices, 1, 1).await.unwrap_err().contains("400 of 500 bytes are in use (80.0 %)"));
+    assert!(
+        choose(&devices, 1, 1).await.unwrap_err().contains("400 of 500 bytes are in use (80.0 %)")
+    );
     // A device that does not report its memory is accepted.
     assert!(choose(&devices, 2, 0).await.is_ok());
 }
@@ -98,7 +117,12 @@ async fn cuda_visible_devices_hides_and_renumbers_devices() {
     let turned = devices(&fake, Some("2,0"), &[(1, 0.1)]);
     let chosen = choose(&turned, 0, 0).await.unwrap();
     assert_eq!((chosen.uuids.as_str(), chosen.visible), ("GPU-c,GPU-a", vec![0, 1]));
-    assert!(choose(&turned, 1, 0).await.unwrap_err().contains("memory limit set for GPU 1 has exceeded"));
+    assert!(
+        choose(&turned, 1, 0)
+            .await
+            .unwrap_err()
+            .contains("memory limit set for GPU 1 has exceeded")
+    );
     assert_eq!([0, 1, 2, 3].map(|bus| turned.number_of(bus)), [Some(1), None, Some(0), None]);
     fake.set_devices(&format!("2 all !15\n{FOUR}"));
     turned.check_watched();
@@ -109,9 +133,14 @@ async fn cuda_visible_devices_hides_and_renumbers_devices() {
 
 #[tokio::test]
 async fn the_memory_of_processes_has_the_numbers_of_visible_devices() {
-    let fake = FakeNvml::new(&format!("{FOUR}0 process 1 10\n2 process 1 20\n1.2 process 1 3\n1.5 process 1 4\n"));
+    let fake = FakeNvml::new(&format!(
+        "{FOUR}0 process 1 10\n2 process 1 20\n1.2 process 1 3\n1.5 process 1 4\n"
+    ));
     let all = devices(&fake, None, &[]);
-    assert_eq!((all.total_memory(0), all.total_memory(2), all.total_memory(9)), (Some(1000), None, None));
+    assert_eq!(
+        (all.total_memory(0), all.total_memory(2), all.total_memory(9)),
+        (Some(1000), None, None)
+    );
     assert_eq!(all.uuids().into_values().collect::<Vec<_>>(), ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]);
     let memory = all.process_memory().await;
     assert_eq!([0, 1, 2, 3].map(|gpu| memory.of(gpu, &[1])), [10, 7, 20, 0].map(Some));

@@ -5,13 +5,15 @@ use crate::system::gpu::Found;
 /// The devices that this process may use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct VisibleDevices {
-    /// By number: the number on the bus, and the MIG devices to which the variable restricts the device, if any.
+    /// By number: the number on the bus, and the MIG devices to which the variable restricts the
+    /// device, if any.
     devices: Vec<(u32, Vec<String>)>,
 }
 
 impl VisibleDevices {
-    /// Interprets `visible` as CUDA does: device numbers, or prefixes of UUIDs, all of the kind of the first name. Names after
-    /// an unknown one or one of another kind are ignored; a repeated name hides all devices. `None` shows all.
+    /// Interprets `visible` as CUDA does: device numbers, or prefixes of UUIDs, all of the kind of
+    /// the first name. Names after an unknown one or one of another kind are ignored; a repeated
+    /// name hides all devices. `None` shows all.
     pub(super) fn new(found: &[Found], visible: Option<&str>) -> Self {
         let mut devices: Vec<(u32, Vec<String>)> = Vec::new();
         let Some(visible) = visible else {
@@ -30,7 +32,8 @@ impl VisibleDevices {
         Self { devices }
     }
 
-    /// Returns the numbers in ascending order, as CUDA counts devices in a process with this variable.
+    /// Returns the numbers in ascending order, as CUDA counts devices in a process with this
+    /// variable.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
         (0..).zip(&self.devices).map(|(number, _)| number)
     }
@@ -42,7 +45,8 @@ impl VisibleDevices {
 
     /// Returns whether a MIG device may be used.
     pub(super) fn shows_part(&self, number: u32, uuid: &str) -> bool {
-        self.get(number).is_some_and(|(_, parts)| parts.is_empty() || parts.iter().any(|part| part == uuid))
+        self.get(number)
+            .is_some_and(|(_, parts)| parts.is_empty() || parts.iter().any(|part| part == uuid))
     }
 
     fn get(&self, number: u32) -> Option<&(u32, Vec<String>)> {
@@ -50,12 +54,14 @@ impl VisibleDevices {
     }
 }
 
-/// Returns the kind of a name by its prefix: the UUID of a device or of a MIG device; `None` for a number.
+/// Returns the kind of a name by its prefix: the UUID of a device or of a MIG device; `None` for a
+/// number.
 fn kind(name: &str) -> Option<&'static str> {
     ["GPU-", "MIG-"].into_iter().find(|prefix| name.starts_with(prefix))
 }
 
-/// Returns the number on the bus of the device with this name, and the MIG device if the name is of one.
+/// Returns the number on the bus of the device with this name, and the MIG device if the name is of
+/// one.
 fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
     if let Ok(number) = name.parse::<u32>() {
         return (usize::try_from(number).ok()? < found.len()).then_some((number, None));
@@ -70,7 +76,8 @@ fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
     if !name.starts_with("GPU-") {
         return None;
     }
-    let (number, _) = all.find(|(_, device)| device.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name)))?;
+    let (number, _) =
+        all.find(|(_, device)| device.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name)))?;
     Some((number, None))
 }
 
@@ -87,7 +94,8 @@ mod tests {
             memory: None,
             error: None,
         };
-        let found = [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];
+        let found =
+            [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];
         let numbers = |visible| {
             let shown = VisibleDevices::new(&found, visible);
             shown.numbers().map(|number| shown.bus_number(number).unwrap()).collect::<Vec<_>>()
@@ -109,7 +117,11 @@ mod tests {
             assert_eq!(numbers(visible), expected, "{visible:?}");
         }
         let shown = VisibleDevices::new(&found, Some("MIG-2"));
-        assert!(shown.shows_part(0, "MIG-2") && !shown.shows_part(0, "MIG-1") && !shown.shows_part(1, "x"));
+        assert!(
+            shown.shows_part(0, "MIG-2")
+                && !shown.shows_part(0, "MIG-1")
+                && !shown.shows_part(1, "x")
+        );
         assert_eq!((shown.bus_number(0), shown.bus_number(1)), (Some(1), None));
         assert!(VisibleDevices::new(&found, None).shows_part(1, "MIG-1"));
     }

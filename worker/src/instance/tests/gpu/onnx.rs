@@ -1,5 +1,5 @@
-//! ONNX files on a GPU: the real ONNX Runtime on the processor, over the memory of the fake driver. The tests are skipped if no
-//! library of ONNX Runtime is configured.
+//! ONNX files on a GPU: the real ONNX Runtime on the processor, over the memory of the fake driver.
+//! The tests are skipped if no library of ONNX Runtime is configured.
 
 use super::super::onnx::{self, Node};
 use super::*;
@@ -59,7 +59,8 @@ impl Model {
 
 const BOTH: [Node<'_>; 2] = [("Add", &["A", "B"], &["SUM"]), ("Mul", &["A", "B"], &["PRODUCT"])];
 
-/// Sum and product with this number of columns; -1 for any number, in which case outputs are copied.
+/// Sum and product with this number of columns; -1 for any number, in which case outputs are
+/// copied.
 fn both(columns: i64) -> Model {
     Model::new(&BOTH, &[("A", columns), ("B", columns)], &[("SUM", columns), ("PRODUCT", columns)])
 }
@@ -79,19 +80,25 @@ fn results_of_the_device_equal_those_of_the_processor() {
         let mut there = both(columns).on(&fake).unwrap();
         let mut here = both(columns).on_processors();
         assert!(
-            there.instance.loaded().engine.ends_with(" on CUDA") && !here.instance.loaded().engine.contains("CUDA")
+            there.instance.loaded().engine.ends_with(" on CUDA")
+                && !here.instance.loaded().engine.contains("CUDA")
         );
         let mut batches = 0;
         for rows in [1, 3, 8, 2] {
             for wanted in [&[][..], &[1]] {
                 let columns = if columns < 0 { rows - 1 } else { columns };
                 let len = usize::try_from(rows * columns).unwrap();
-                let [left, right] =
-                    [0; 2].map(|_| -> Vec<i64> { (0..len).map(|_| dice.below(99).cast_signed()).collect() });
+                let [left, right] = [0; 2].map(|_| -> Vec<i64> {
+                    (0..len).map(|_| dice.below(99).cast_signed()).collect()
+                });
                 let given = inputs([rows, columns], [&left, &right]);
-                let (done, read) = there.execute(&plain(usize::try_from(rows).unwrap()), &given, wanted);
+                let (done, read) =
+                    there.execute(&plain(usize::try_from(rows).unwrap()), &given, wanted);
                 assert_eq!(done.error, None);
-                assert_eq!(read, here.execute(&plain(usize::try_from(rows).unwrap()), &given, wanted).1);
+                assert_eq!(
+                    read,
+                    here.execute(&plain(usize::try_from(rows).unwrap()), &given, wanted).1
+                );
                 assert!(fake.is_idle());
                 batches += usize::from(len > 0);
             }
@@ -111,9 +118,13 @@ fn stamps_are_the_times_that_the_device_measured() {
     let mut world = both(2).on(&Fake::new(1)).unwrap();
     let (done, _) = world.execute(&plain(1), &inputs([1, 2], [&[1, 2], &[3, 4]]), &[]);
     let stamps = done.stamps;
-    // The fake driver's clock: 100 ns plus 1 ns per byte, for a copy and for a run that accesses four tensors of 16 bytes.
+    // The fake driver's clock: 100 ns plus 1 ns per byte, for a copy and for a run that accesses
+    // four tensors of 16 bytes.
     assert!(stamps.input_end - stamps.start >= std::time::Duration::from_nanos(2 * (100 + 16)));
-    assert_eq!(stamps.output_start - stamps.input_end, std::time::Duration::from_nanos(100 + 4 * 16));
+    assert_eq!(
+        stamps.output_start - stamps.input_end,
+        std::time::Duration::from_nanos(100 + 4 * 16)
+    );
     assert!(stamps.end >= stamps.output_start);
 }
 
@@ -139,7 +150,9 @@ fn client_memory_on_the_device_is_used_in_place() {
         let execute = world.frame(DataType::Int64, 2, &[&left, &right], &placed);
         let (done, _) = world.run(&execute);
         assert!(
-            done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.in_client_memory)
+            done.error.is_none()
+                && done.failed.is_empty()
+                && done.outputs.iter().all(|block| block.in_client_memory)
         );
         let seen = fake.content(address);
         assert_eq!(
@@ -196,7 +209,9 @@ fn unsupported_tensors_go_through_the_processs_memory() {
     let given = [("A", 2), ("B", 2), ("BOOL_IN", 2), ("TEXT_IN", 1)];
     let fake = Fake::new(1);
     let mut world =
-        Model::new(&nodes, &given, &[("BOOL_SAME", 2), ("BOOL_NOT", 2), ("TEXT_OUT", 1)]).on(&fake).unwrap();
+        Model::new(&nodes, &given, &[("BOOL_SAME", 2), ("BOOL_NOT", 2), ("TEXT_OUT", 1)])
+            .on(&fake)
+            .unwrap();
     let mut given = inputs([1, 2], [&[1, 2], &[1, 3]]).to_vec();
     given.push((2, DataType::Bool, vec![1, 2], vec![7, 0]));
     given.push((3, DataType::Bytes, vec![1, 1], texts(&["so"])));
@@ -206,7 +221,8 @@ fn unsupported_tensors_go_through_the_processs_memory() {
     assert_eq!(data, [(0, vec![1, 0]), (1, vec![0, 1]), (2, texts(&["so"]))]);
     assert_eq!((fake.count("upload"), fake.count("download")), (2, 2));
     // In a client's device memory: copied to the process.
-    let mut world = Model::new(&nodes[1..2], &[("BOOL_IN", 2)], &[("BOOL_NOT", 2)]).on(&fake).unwrap();
+    let mut world =
+        Model::new(&nodes[1..2], &[("BOOL_IN", 2)], &[("BOOL_NOT", 2)]).on(&fake).unwrap();
     let (address, handle) = fake.share(0, &[0, 9, 5, 5]);
     world.cuda_region(1, 3, handle, 4);
     let execute = world.frame(DataType::Bool, 2, &[&[Part::Region(1, 0, 2)]], &[to(0, 0, 1, 2, 2)]);
@@ -220,15 +236,21 @@ fn an_input_returned_by_the_graph_goes_through_the_processs_memory() {
         return;
     }
     let fake = Fake::new(1);
-    let model = Model::new(&[("Add", &["A", "B"], &["SUM"])], &[("A", 2), ("B", 2)], &[("A", 2), ("SUM", 2)]);
+    let model = Model::new(
+        &[("Add", &["A", "B"], &["SUM"])],
+        &[("A", 2), ("B", 2)],
+        &[("A", 2), ("SUM", 2)],
+    );
     let mut world = model.on(&fake).unwrap();
     let (_, handle) = fake.share(0, &bytes(&[3, 4]));
     world.cuda_region(1, 3, handle, 16);
     let here = bytes(&[10, 20]);
-    let execute = world.frame(DataType::Int64, 2, &[&[Part::Region(1, 0, 16)], &[Part::Arena(&here)]], &[]);
+    let execute =
+        world.frame(DataType::Int64, 2, &[&[Part::Region(1, 0, 16)], &[Part::Arena(&here)]], &[]);
     let (done, read) = world.run(&execute);
     assert_eq!(done.error, None);
-    let read: BTreeMap<u16, Vec<i64>> = read.iter().map(|read| (read.output, numbers(&read.data))).collect();
+    let read: BTreeMap<u16, Vec<i64>> =
+        read.iter().map(|read| (read.output, numbers(&read.data))).collect();
     assert_eq!(read, BTreeMap::from([(0, vec![3, 4]), (1, vec![13, 24])]));
     assert_eq!((fake.count("read"), fake.count("upload"), fake.count("download")), (1, 1, 1));
 }
@@ -238,9 +260,11 @@ fn after_an_undeclared_shape_the_output_is_always_copied() {
     if skipped() {
         return;
     }
-    let nodes: [Node<'_>; 2] = [("NonZero", &["A"], &["POSITIONS"]), ("Add", &["A", "A"], &["TWICE"])];
+    let nodes: [Node<'_>; 2] =
+        [("NonZero", &["A"], &["POSITIONS"]), ("Add", &["A", "A"], &["TWICE"])];
     let fake = Fake::new(1);
-    let mut world = Model::new(&nodes, &[("A", 2)], &[("POSITIONS", 2), ("TWICE", 2)]).on(&fake).unwrap();
+    let mut world =
+        Model::new(&nodes, &[("A", 2)], &[("POSITIONS", 2), ("TWICE", 2)]).on(&fake).unwrap();
     let cases: [(&[i64], &[i64], usize); 4] = [
         (&[5, 0, 0, 7], &[0, 1, 0, 1], 2),
         (&[5, 0, 6, 7], &[0, 1, 1, 0, 0, 1], 0),
@@ -254,7 +278,10 @@ fn after_an_undeclared_shape_the_output_is_always_copied() {
         read.sort_by_key(|read| read.output);
         assert_eq!(numbers(&read[0].data), positions);
         assert_eq!(read[0].shape, [2, i64::try_from(positions.len() / 2).unwrap()]);
-        assert_eq!(numbers(&read[1].data), values.iter().map(|value| 2 * value).collect::<Vec<_>>());
+        assert_eq!(
+            numbers(&read[1].data),
+            values.iter().map(|value| 2 * value).collect::<Vec<_>>()
+        );
         assert_eq!(fake.count("download") - before, downloads);
     }
     assert!(fake.is_idle());
@@ -269,11 +296,11 @@ fn a_failing_run_fails_only_its_batch() {
     let fake = Fake::new(1);
     let model = Model::new(&nodes, &[("A", -1), ("B", -1), ("C", 2)], &[("SUM", -1), ("TWICE", 2)]);
     let mut world = model.on(&fake).unwrap();
-    let mut given = [&[1, 2][..], &[3, 4, 5], &[6, 7]]
-        .map(bytes)
-        .into_iter()
-        .zip(0u16..)
-        .map(|(data, input)| (input, DataType::Int64, vec![1, i64::try_from(data.len() / 8).unwrap()], data));
+    let mut given = [&[1, 2][..], &[3, 4, 5], &[6, 7]].map(bytes).into_iter().zip(0u16..).map(
+        |(data, input)| {
+            (input, DataType::Int64, vec![1, i64::try_from(data.len() / 8).unwrap()], data)
+        },
+    );
     let mut given: Vec<_> = given.by_ref().collect();
     let (done, read) = world.execute(&plain(1), &given, &[]);
     assert!(message(&done).starts_with("onnx runtime error: ") && read.is_empty());
@@ -288,7 +315,10 @@ fn a_failing_run_fails_only_its_batch() {
     }
     // An input whose length does not match its shape.
     given[2].3.pop();
-    assert!(message(&world.execute(&plain(1), &given, &[]).0).contains("input 'C' has 15 bytes instead of 16"));
+    assert!(
+        message(&world.execute(&plain(1), &given, &[]).0)
+            .contains("input 'C' has 15 bytes instead of 16")
+    );
 }
 
 #[test]
@@ -297,7 +327,16 @@ fn a_failing_driver_call_fails_only_its_batch() {
         return;
     }
     let given = inputs([1, 2], [&[1, 2], &[3, 4]]);
-    for call in ["allocate", "upload", "foreign_compute", "record", "wait", "wait_here", "elapsed", "download"] {
+    for call in [
+        "allocate",
+        "upload",
+        "foreign_compute",
+        "record",
+        "wait",
+        "wait_here",
+        "elapsed",
+        "download",
+    ] {
         for nth in 0..3 {
             let fake = Fake::new(1);
             let mut world = both(2).on(&fake).unwrap();
@@ -333,7 +372,9 @@ fn inputs_of_the_next_batch_are_copied_ahead() {
     }
     let fake = Fake::new(1);
     let nodes: [Node<'_>; 1] = [("Add", &["FLOAT_A", "FLOAT_B"], &["FLOAT_SUM"])];
-    let mut world = Model::new(&nodes, &[("FLOAT_A", 3), ("FLOAT_B", 3)], &[("FLOAT_SUM", 3)]).on(&fake).unwrap();
+    let mut world = Model::new(&nodes, &[("FLOAT_A", 3), ("FLOAT_B", 3)], &[("FLOAT_SUM", 3)])
+        .on(&fake)
+        .unwrap();
     inputs_are_copied_ahead(&mut world, &fake);
     drop(world);
     assert_eq!((fake.buffers(), fake.handles()), (0, 0));
@@ -354,10 +395,22 @@ fn a_model_falls_back_to_processors_only_if_configured() {
     let calls = fake.count("record");
     let (done, read) = world.execute(&plain(1), &inputs([1, 2], [&[1, 2], &[3, 4]]), &[]);
     assert_eq!((done.error, numbers(&read[0].data)), (None, vec![4, 6]));
-    assert_eq!((fake.count("upload"), fake.count("download"), fake.count("record") - calls), (0, 0, 0));
+    assert_eq!(
+        (fake.count("upload"), fake.count("download"), fake.count("record") - calls),
+        (0, 0, 0)
+    );
     // The fallback needs no driver.
     assert!(both(2).on(&Fake::absent()).is_err_and(|why| why.message.contains("no driver")));
-    assert!(!both(2).with(allowed).on(&Fake::absent()).unwrap().instance.loaded().engine.contains("CUDA"));
+    assert!(
+        !both(2)
+            .with(allowed)
+            .on(&Fake::absent())
+            .unwrap()
+            .instance
+            .loaded()
+            .engine
+            .contains("CUDA")
+    );
 }
 
 #[test]
@@ -366,13 +419,19 @@ fn states_of_sequences_are_copied_to_the_device_too() {
         return;
     }
     let file = onnx::model(
-        &[("Mul", &["S", "three"], &["tripled"]), ("Add", &["tripled", "X"], &["T"]), ("Add", &["T", "X"], &["Y"])],
+        &[
+            ("Mul", &["S", "three"], &["tripled"]),
+            ("Add", &["tripled", "X"], &["T"]),
+            ("Add", &["T", "X"], &["Y"]),
+        ],
         &[("X", 2), ("S", 2)],
         &[("Y", 2), ("T", 2)],
         &[("three", 3)],
     );
-    let config =
-        format!("backend: 'onnxruntime' max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}");
+    let config = format!(
+        "backend: 'onnxruntime' max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} \
+         ] }}"
+    );
     let fake = Fake::new(1);
     let cuda = Cuda::with(Box::new(fake.clone()), Some(device(0)));
     let mut world = load_on(&config, &[("1/model.onnx", &file)], cuda).unwrap();
