@@ -89,7 +89,7 @@ pub struct TracedTensor {
 
 /// The data collected of the whole request, or of one step of it.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct TracedPart {
     /// The part's number, unique within the process.
     pub id: u64,
     /// The number of the part that it is a step of; 0 for the whole request.
@@ -108,7 +108,7 @@ pub struct Part {
     pub failure: Option<String>,
 }
 
-impl Part {
+impl TracedPart {
     fn bytes(&self) -> usize {
         let tensors = self
             .tensors
@@ -130,7 +130,7 @@ pub struct Finished {
     /// Present if the trace goes to a collector.
     pub context: Option<Context>,
     /// The whole request first, then its steps in the order in which they started.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TracedPart>,
     /// The latest stamp of all parts; zero without stamps.
     pub ended: Instant,
 }
@@ -138,7 +138,7 @@ pub struct Finished {
 impl Finished {
     /// Returns its approximate size in memory, in bytes.
     pub fn bytes(&self) -> usize {
-        self.parts.iter().map(Part::bytes).sum()
+        self.parts.iter().map(TracedPart::bytes).sum()
     }
 }
 
@@ -163,7 +163,7 @@ impl PartIds {
 }
 
 struct Collected {
-    parts: BTreeMap<u64, Part>,
+    parts: BTreeMap<u64, TracedPart>,
     /// Bytes of tensors.
     bytes: usize,
     stamps: usize,
@@ -187,7 +187,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let collected = self.collected.get_mut();
-        let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
+        let parts: Vec<TracedPart> = std::mem::take(&mut collected.parts).into_values().collect();
         let sample = self.sample.clone();
         let context = self.context.take();
         // As in Triton, a request that was refused before it reached a model does not appear in
@@ -219,7 +219,7 @@ impl Traced {
     /// are dropped.
     pub fn new(sample: Sample, context: Option<Context>, sink: Arc<dyn Sink>) -> Self {
         let id = sink.next_id();
-        let parts = BTreeMap::from([(id, Part { id, ..Part::default() })]);
+        let parts = BTreeMap::from([(id, TracedPart { id, ..TracedPart::default() })]);
         let collected = Mutex::new(Collected { parts, bytes: 0, stamps: 0, latest: Instant(0) });
         Self { shared: Arc::new(Shared { sample, context, sink, collected }), id }
     }
@@ -228,7 +228,7 @@ impl Traced {
     #[must_use]
     pub fn step(&self) -> Self {
         let id = self.shared.sink.next_id();
-        let part = Part { id, parent: self.id, ..Part::default() };
+        let part = TracedPart { id, parent: self.id, ..TracedPart::default() };
         let mut collected = self.shared.lock();
         if collected.parts.len() <= MAX_STEPS {
             collected.parts.insert(id, part);
@@ -314,7 +314,7 @@ impl Traced {
     }
 
     /// Records the reason of a refusal before the request reached a model. Adds the stamps of
-    /// `receiving` if there are none yet. Does nothing if a model has received the request.
+    /// `receiving` unless it has them. Does nothing if a model has received the request.
     pub fn refused(&self, reason: &str, receiving: [(Activity, Instant); 2]) {
         let mut received = true;
         self.add(|part| {
@@ -402,7 +402,7 @@ impl Traced {
         *all += part.stamps.len() - before;
     }
 
-    fn add(&self, change: impl FnOnce(&mut Part)) {
+    fn add(&self, change: impl FnOnce(&mut TracedPart)) {
         if let Some(part) = self.shared.lock().parts.get_mut(&self.id) {
             change(part);
         }
@@ -552,6 +552,6 @@ mod tests {
         assert_eq!(counts, [(2, 0), (0, 2)]);
         let tensors = &traces[1].parts[0].tensors;
         assert_eq!(tensors.iter().map(|seen| seen.tensor.data.len()).sum::<usize>(), 6);
-        assert_eq!(traces[1].bytes(), size_of::<Part>() + 2 * size_of::<TracedTensor>() + 6);
+        assert_eq!(traces[1].bytes(), size_of::<TracedPart>() + 2 * size_of::<TracedTensor>() + 6);
     }
 }

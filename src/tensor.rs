@@ -227,7 +227,8 @@ impl<'a, P: AsRef<[u8]>> Pieces<'a, P> {
     /// Reads the length of an element; `None` if fewer bytes are left.
     fn length(&mut self) -> Option<u32> {
         if let Some((length, rest)) = self.current.split_first_chunk() {
-            (self.current, self.left) = (rest, self.left - length.len());
+            self.current = rest;
+            self.left -= length.len();
             return Some(u32::from_le_bytes(*length));
         }
         let mut length = [0; 4];

@@ -57,7 +57,8 @@ impl Yielding {
         let last_ns = if self.yields < FORGETS { self.pause_ns } else { 0 };
         self.pause_ns = absence_ns.saturating_mul(PAUSE).max(last_ns * 2).min(LONGEST_PAUSE_NS);
         self.paused_until = now + Duration::from_nanos(self.pause_ns);
-        (self.allowed_ns, self.yields) = (0, 0);
+        self.allowed_ns = 0;
+        self.yields = 0;
     }
 }
 

@@ -34,7 +34,8 @@ fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
         if stage > 0 {
             let made = names(&[&format!("d{stage}_0"), &format!("d{stage}_1")]);
             add(&loose, &made, true);
-            (there, loose) = (made.clone(), made);
+            there = made.clone();
+            loose = made;
         }
         for (n, (count, wants)) in steps.iter().enumerate() {
             let takes: Vec<String> =

@@ -306,7 +306,8 @@ impl Journal {
         std::mem::swap(&mut queue.batch, batch);
         // Held increments that the previous batch did not flush move to this one.
         batch.held_lines.append(&mut queue.batch.held_lines);
-        (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
+        queue.room = room.min(MAX_WAITING);
+        queue.kept = kept;
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }

@@ -145,7 +145,8 @@ impl Objectives {
         let mut end = &self.first;
         let mut objectives = &[][..];
         while let Some(generation) = end.get() {
-            (end, objectives) = (&generation.next, &generation.objectives);
+            end = &generation.next;
+            objectives = &generation.objectives;
         }
         objectives
     }

@@ -73,7 +73,7 @@ impl ControlInput {
             }
             (Some(size), _) => bytes.extend_from_slice(&[0; 8][..size]),
             (None, Some(CorrelationId::String(text))) => {
-                drop(push_bytes_element(bytes, text.as_bytes()))
+                let _ = push_bytes_element(bytes, text.as_bytes());
             }
             (None, _) => drop(push_bytes_element(bytes, b"")),
         }

@@ -79,7 +79,8 @@ impl Instances {
     pub(super) fn reserve(&mut self) -> Option<InstanceId> {
         let (id, _) = self.least_loaded().filter(|(_, in_flight)| *in_flight == 0)?;
         let instance = self.find(id)?;
-        (instance.reserved, instance.in_flight) = (true, 1);
+        instance.reserved = true;
+        instance.in_flight = 1;
         Some(id)
     }
 
@@ -90,7 +91,8 @@ impl Instances {
             .ready
             .iter_mut()
             .find(|instance| instance.reserved && named.is_none_or(|id| instance.id == id))?;
-        (instance.reserved, instance.in_flight) = (false, 0);
+        instance.reserved = false;
+        instance.in_flight = 0;
         Some(instance.id)
     }
 

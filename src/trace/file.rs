@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use crate::request_trace::{Finished, Part, text};
+use crate::request_trace::{Finished, TracedPart, text};
 
 /// The start of a file.
 pub const OPEN: &str = "[";
@@ -32,7 +32,7 @@ pub fn append(trace: &Finished, out: &mut String) -> bool {
     true
 }
 
-fn append_part(part: &Part, out: &mut String) {
+fn append_part(part: &TracedPart, out: &mut String) {
     let id = part.id;
     if let Some(model) = &part.model {
         let _ = write!(
@@ -99,21 +99,21 @@ mod tests {
             data: b"\x01\0\0\0a".to_vec().into(),
         };
         let seen = TracedTensor { activity: TensorActivity::QueueInput, name: "IN".into(), tensor };
-        let root = Part {
+        let root = TracedPart {
             id: 3,
             model: Some(ModelVersion::new("m", 2)),
             request_id: "r\"\\".into(),
             stamps: vec![(Activity::HttpRecvStart, Instant(7)), (Activity::RequestEnd, Instant(9))],
             tensors: vec![seen],
-            ..Part::default()
+            ..TracedPart::default()
         };
-        let step = Part {
+        let step = TracedPart {
             id: 4,
             parent: 3,
             model: Some(ModelVersion::new("s", 1)),
             instance: Some(InstanceId(5)),
             failure: Some("no".into()),
-            ..Part::default()
+            ..TracedPart::default()
         };
         let sample =
             Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
@@ -128,7 +128,7 @@ mod tests {
 {"id":4,"model_name":"s","model_version":1,"parent_id":3,"instance":5,"error":"no"}]
 "#;
         assert_eq!(text, expected);
-        let nothing = Finished { parts: vec![Part::default()], ..trace };
+        let nothing = Finished { parts: vec![TracedPart::default()], ..trace };
         assert!(!append(&nothing, &mut text));
         assert_eq!(text, expected);
     }

@@ -13,7 +13,7 @@ use crate::otlp::proto::collector::trace::v1::ExportTraceServiceRequest;
 use crate::otlp::proto::common::v1::InstrumentationScope;
 use crate::otlp::proto::trace::v1::{ResourceSpans, ScopeSpans, Span, Status, span, status};
 use crate::otlp::{Random, number, resource, text};
-use crate::request_trace::{Activity, Context, Finished, Part};
+use crate::request_trace::{Activity, Context, Finished, TracedPart};
 use crate::timeline::Instant;
 
 /// The name of the scope of all spans.
@@ -37,7 +37,7 @@ pub fn count(trace: &Finished) -> usize {
     1 + begun.map(|part| 1 + usize::from(has_computed(part))).sum::<usize>()
 }
 
-fn has_computed(part: &Part) -> bool {
+fn has_computed(part: &TracedPart) -> bool {
     part.stamps.iter().any(|(activity, _)| *activity == Activity::ComputeStart)
 }
 
@@ -93,7 +93,7 @@ impl Trace<'_> {
         }
     }
 
-    fn root(&mut self, root: &Part) {
+    fn root(&mut self, root: &TracedPart) {
         let events = self.events(root, |activity| !is_model(activity) && !is_compute(activity));
         let all = self.trace.parts.iter().flat_map(|part| &part.stamps).map(|(_, at)| *at);
         let start = all.clone().min().unwrap_or(self.trace.ended);
@@ -104,7 +104,7 @@ impl Trace<'_> {
         self.spans.push(span);
     }
 
-    fn model(&mut self, part: &Part, own: SpanId, parent: SpanId) {
+    fn model(&mut self, part: &TracedPart, own: SpanId, parent: SpanId) {
         let Some(model) = &part.model else { return };
         let (start, end) =
             bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
@@ -123,7 +123,7 @@ impl Trace<'_> {
         self.spans.push(span);
     }
 
-    fn compute(&mut self, part: &Part, own: SpanId, parent: SpanId) {
+    fn compute(&mut self, part: &TracedPart, own: SpanId, parent: SpanId) {
         let (start, end) =
             bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
         let mut span = self.span("compute", own, Some(parent), start, end);
@@ -152,7 +152,7 @@ impl Trace<'_> {
         }
     }
 
-    fn events(&self, part: &Part, wanted: impl Fn(Activity) -> bool) -> Vec<span::Event> {
+    fn events(&self, part: &TracedPart, wanted: impl Fn(Activity) -> bool) -> Vec<span::Event> {
         let stamps = part.stamps.iter().filter(|(activity, _)| wanted(*activity));
         stamps
             .map(|(activity, at)| span::Event {
@@ -184,14 +184,14 @@ fn is_compute(activity: Activity) -> bool {
 
 /// Returns the start and the end of a part's span: the first and the last stamp of these
 /// activities. A part without an end was abandoned and ends with the trace.
-fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
+fn bounds(part: &TracedPart, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
     let all = |wanted: Activity| {
         part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at)
     };
     (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
 }
 
-fn failure(part: &Part) -> Option<Status> {
+fn failure(part: &TracedPart) -> Option<Status> {
     let message = part.failure.clone()?;
     Some(Status { message, code: status::StatusCode::Error.into() })
 }
@@ -220,13 +220,13 @@ mod tests {
             parent: Some(caller.span),
             state: "a=b".to_owned(),
         };
-        let part = |id, parent, model: &str, all: &[(Activity, u64)]| Part {
+        let part = |id, parent, model: &str, all: &[(Activity, u64)]| TracedPart {
             id,
             parent,
             model: Some(ModelVersion::new(model, 1)),
             request_id: "r".to_owned(),
             stamps: all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect(),
-            ..Part::default()
+            ..TracedPart::default()
         };
         let mut root =
             [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();

@@ -227,7 +227,8 @@ impl Settings {
                 *model = self.live(specified, specified.over(&global.values), name)?;
             }
         }
-        (self.global, self.models) = (global, models);
+        self.global = global;
+        self.models = models;
         Ok(())
     }
 

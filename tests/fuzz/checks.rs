@@ -109,7 +109,8 @@ fn contents(directory: &Path) -> (u64, u64) {
         entries += 1;
         if metadata.is_dir() {
             let inside = contents(&entry.path());
-            (bytes, entries) = (bytes + inside.0, entries + inside.1);
+            bytes += inside.0;
+            entries += inside.1;
         } else if metadata.is_file() {
             bytes += metadata.len();
         }

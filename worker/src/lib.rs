@@ -167,7 +167,7 @@ pub fn end_with_the_frontend() -> std::io::Result<()> {
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     let watched = watch::end_with_the_frontend(&inherited.socket);
     let (reader, sender) = connect(inherited.socket, &inherited.frames)?;
-    answer(reader, sender, inherited.memory, backends, |load| cuda_if_watched(watched, load))
+    load_and_run(reader, sender, inherited.memory, backends, |load| cuda_if_watched(watched, load))
 }
 
 /// Returns the CUDA driver for a process that ends with the frontend.
@@ -183,7 +183,7 @@ fn cuda_if_watched(watched: std::io::Result<()>, load: &Load) -> Result<Arc<Cuda
 const PANICKED: &str = "the backend panicked; its state may be corrupt, so this process ends";
 
 /// Like [`serve`], with a given CUDA driver, or the reason why no model can be loaded.
-fn answer(
+fn load_and_run(
     mut reader: Reader,
     sender: Sender,
     memory: SharedDescriptors,

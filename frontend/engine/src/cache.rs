@@ -117,12 +117,12 @@ impl ResponseCache {
 }
 
 /// The cache of one loaded model version.
-pub(crate) struct ModelCache {
+pub(crate) struct ModelResponseCache {
     shared: Arc<ResponseCache>,
     identity: Identity,
 }
 
-impl ModelCache {
+impl ModelResponseCache {
     /// `identity` includes the files of the version and of the members of an ensemble, so that
     /// responses of other files under the same name are never returned.
     pub(crate) fn new(shared: Arc<ResponseCache>, identity: Identity) -> Self {

@@ -248,8 +248,10 @@ impl CallContext {
             sequence_end: call.request.end,
             ..InferRequest::default()
         };
-        if let Some(parent) =
-            call.request.parent.and_then(|(batch, position)| self.driver.part_at(batch, position))
+        if let Some(parent) = call
+            .request
+            .parent
+            .and_then(|(batch, position)| self.driver.request_at(batch, position))
         {
             request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;

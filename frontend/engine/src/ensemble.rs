@@ -30,7 +30,7 @@ use pharos::request_trace::Traced;
 use pharos::timeline::{Instant, Timeline};
 use tokio::task::JoinSet;
 
-use crate::cache::{Found, Miss, ModelCache};
+use crate::cache::{Found, Miss, ModelResponseCache};
 use crate::scheduler::{InferResult, answer_found, record_miss, request_trace};
 use pharos_os::clock;
 use request::{EnsembleRequest, StepOutputs};
@@ -126,7 +126,7 @@ pub(crate) struct Ensemble {
     /// Present if `max_inflight_requests` is set.
     slots: Option<Slots>,
     /// Present if the ensemble uses the response cache.
-    cache: Option<ModelCache>,
+    response_cache: Option<ModelResponseCache>,
     in_flight: Arc<AtomicUsize>,
 }
 
@@ -137,7 +137,7 @@ impl Ensemble {
         plan: Plan,
         stages: Stages,
         config: &ModelConfig,
-        cache: Option<ModelCache>,
+        response_cache: Option<ModelResponseCache>,
     ) -> Self {
         let limit = match &config.scheduling {
             Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
@@ -148,7 +148,7 @@ impl Ensemble {
             plan: Arc::new(plan),
             stages: Arc::new(stages),
             slots,
-            cache,
+            response_cache,
             in_flight: Arc::default(),
         }
     }
@@ -240,7 +240,7 @@ pub(crate) fn infer<M: Members>(
         let mut unanswered = Unanswered::new(version, ensemble, &request);
         let mut miss = None;
         // The keys contain the members with which the ensemble was loaded.
-        if let Some(cache) = &ensemble.cache
+        if let Some(cache) = &ensemble.response_cache
             && request.is_cacheable()
             && !target.members.has_replaced_members(version)
         {
@@ -298,7 +298,7 @@ fn run_and_store<M: Members>(
             version.ensemble().ok_or_else(|| InferError::internal("a model is not an ensemble"))?;
         let target = Target { members: &members, version: &version, ensemble };
         let (request, response) = run(&target, request).await?;
-        let times = ensemble.cache.as_ref().map(|cache| {
+        let times = ensemble.response_cache.as_ref().map(|cache| {
             // The key contains the members with which the ensemble was loaded. A replaced member
             // serves before the ensemble is loaded again.
             match members.has_replaced_members(&version) {

@@ -6,7 +6,7 @@
 //! them: a *turn*. This saves two task switches per request. Tensors are never copied under the
 //! lock. An answer that is made under the lock is only put into its channel, which never waits.
 //!
-//! A request is an [`InferRequest`] of an edge, a [`Part`] once it is checked against the
+//! A request is an [`InferRequest`] of an edge, a [`BatchedRequest`] once it is checked against the
 //! configuration, a [`Request`] while it waits for its answer (the scheduler knows it by its
 //! [`Ticket`]), a member of an [`InFlight`] batch at an instance, and a `BatchRequest` on the wire.
 //! A worker *replies* to a batch (`Done`); the engine *answers* a request ([`InferResult`]); an
@@ -46,8 +46,8 @@ use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Resumed, SequenceStep, ToWorker, flags};
 
-use crate::cache::{Miss, ModelCache};
-use crate::wire::{Part, SharedLink, ToSend};
+use crate::cache::{Miss, ModelResponseCache};
+use crate::wire::{BatchedRequest, SharedLink, ToSend};
 use in_flight::{InFlight, Member, Unsent};
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
@@ -67,7 +67,7 @@ pub(crate) type InferResult = Result<InferResponse, InferError>;
 
 /// A request that waits for its answer, or for the end of its responses.
 struct Request {
-    part: Arc<Part>,
+    batched: Arc<BatchedRequest>,
     sender: AnswerSender,
     /// Whether it was sent once and its instance was lost.
     retried: bool,
@@ -104,7 +104,7 @@ pub(crate) struct DriverSettings {
     /// Present if the rate limiter is on.
     pub(crate) limits: Option<Registration>,
     /// Present if the model uses the response cache.
-    pub(crate) cache: Option<ModelCache>,
+    pub(crate) response_cache: Option<ModelResponseCache>,
 }
 
 /// The driver of one model version.
@@ -122,7 +122,7 @@ pub(crate) struct Driver {
     /// Present if the rate limiter is on.
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
-    cache: Option<ModelCache>,
+    response_cache: Option<ModelResponseCache>,
     /// Whether an instance executes other files than the model was loaded with, so that no
     /// response may be stored or found.
     caching_stopped: AtomicBool,
@@ -143,7 +143,7 @@ struct BatchToSend {
     link: SharedLink,
     batch: u64,
     flags: u8,
-    parts: Vec<Arc<Part>>,
+    batched_requests: Vec<Arc<BatchedRequest>>,
     /// One step for each part of a model with sequences.
     steps: Vec<Option<SequenceStep>>,
     /// For a decoupled model, the requests that had responses in an earlier batch, by position.
@@ -169,8 +169,11 @@ struct Effects {
 impl Effects {
     /// Returns whether copying the inputs of the batches takes long.
     fn is_long(&self) -> bool {
-        let inputs =
-            self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
+        let inputs = self
+            .sends
+            .iter()
+            .flat_map(|send| &send.batched_requests)
+            .flat_map(|batched| &batched.request.inputs);
         inputs.map(|input| input.tensor.data.bytes_here()).sum::<usize>() > LONG
     }
 }
@@ -179,7 +182,7 @@ impl Driver {
     /// Creates a driver without instances. With a registration, they execute only when the rate
     /// limiter permits it.
     pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
-        let DriverSettings { config, series, mut scheduling, limits, cache } = settings;
+        let DriverSettings { config, series, mut scheduling, limits, response_cache } = settings;
         scheduling.rate_limited = limits.is_some();
         // Responses of decoupled models leave immediately, and their batches may last long, so no
         // batch waits behind another.
@@ -213,7 +216,7 @@ impl Driver {
                 ordered,
                 priority_levels,
                 limits,
-                cache,
+                response_cache,
                 caching_stopped: AtomicBool::new(false),
                 sequences_recorded: Default::default(),
                 restarts_logged: Mutex::default(),
@@ -280,9 +283,9 @@ impl Driver {
                     }
                     Action::SequenceRestarted { request } => {
                         let known = state.queued.get(&request);
-                        effects
-                            .restarted
-                            .extend(known.map(|known| known.part.request.correlation_id.clone()));
+                        effects.restarted.extend(
+                            known.map(|known| known.batched.request.correlation_id.clone()),
+                        );
                     }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
@@ -338,10 +341,10 @@ impl Driver {
         let free_row =
             (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
         let flags = free_row.unwrap_or(flags::ROWS);
-        let mut parts = Vec::with_capacity(requests.len());
+        let mut batched_requests = Vec::with_capacity(requests.len());
         let mut flows = Vec::new();
         for (place, (_, request)) in (0..).zip(&requests) {
-            parts.push(request.part.clone());
+            batched_requests.push(request.batched.clone());
             if let Some(flow) = request.sender.placed(&member.link, batch, place) {
                 flows.push((place, flow));
             }
@@ -357,7 +360,7 @@ impl Driver {
             link: member.link.clone(),
             batch,
             flags,
-            parts,
+            batched_requests,
             steps,
             flows,
         });
@@ -385,14 +388,16 @@ impl Driver {
         for sequence in effects.restarted {
             self.notify_restarted(&sequence);
         }
-        for BatchToSend { instance, link, batch, flags, parts, steps, flows } in effects.sends {
+        for BatchToSend { instance, link, batch, flags, batched_requests, steps, flows } in
+            effects.sends
+        {
             let resumed: Vec<Resumed> =
                 flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
             let resumed_now = resumed.clone();
             let to_send = ToSend {
                 batch,
                 flags,
-                parts: &parts,
+                batched_requests: &batched_requests,
                 steps: &steps,
                 controls: &[],
                 resumed: resumed_now,

@@ -176,15 +176,15 @@ impl Instance {
 
     /// Waits for a part of a start or of an examination. Returns `None` if the instance is stopped,
     /// or removed, meanwhile.
-    async fn unless_stopped<T>(&self, part: impl Future<Output = T>) -> Option<T> {
-        let mut part = pin!(part);
+    async fn unless_stopped<T>(&self, batched: impl Future<Output = T>) -> Option<T> {
+        let mut batched = pin!(batched);
         let mut stop = self.stop.clone();
         // A dropped sender stops the instance too.
         let mut stopped = pin!(async { drop(stop.wait_for(|stop| *stop != Stop::No).await) });
         loop {
             tokio::select! {
                 biased;
-                done = &mut part => return Some(done),
+                done = &mut batched => return Some(done),
                 () = &mut stopped => return None,
                 () = clock::sleep_until(next_tick()) => self.limit_waiting(),
             }
@@ -718,13 +718,13 @@ impl Instance {
             }
         };
         let since = clock::now();
-        let parts = batch.parts(since);
+        let batched_requests = batch.batched_requests(since);
         let number = WARM_UP + u64::from(over);
         let controls = &batch.controls;
         let to_send = ToSend {
             batch: number,
             flags: 0,
-            parts: &parts,
+            batched_requests: &batched_requests,
             steps: &[],
             controls,
             resumed: Vec::new(),
@@ -732,8 +732,15 @@ impl Instance {
         match running.link.execute(&self.driver.config, &to_send) {
             Ok(()) => {
                 let name = warm_up.name.clone();
-                running.warming =
-                    Some(Warming { over, name, index, batch, parts, since, failed: None });
+                running.warming = Some(Warming {
+                    over,
+                    name,
+                    index,
+                    batch,
+                    batched_requests,
+                    since,
+                    failed: None,
+                });
             }
             Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
         }
@@ -750,10 +757,10 @@ impl Instance {
         let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else {
             return;
         };
-        let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
+        let recorded = self.driver.warmed_up(&warming.batched_requests, &link, done, warming.since);
         link.inputs_lent(done);
-        let Warming { over, name, index, batch, parts, failed, .. } = warming;
-        drop(parts);
+        let Warming { over, name, index, batch, batched_requests, failed, .. } = warming;
+        drop(batched_requests);
         match recorded.and(failed.map_or(Ok(()), Err)) {
             Ok(()) => self.warm_up(over + 1, Some((index, batch)), machine, running).await,
             Err(error) => machine.load_failed(failure(&name, error), clock::now()),

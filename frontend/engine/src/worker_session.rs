@@ -21,7 +21,7 @@ use crate::calls::{Caller, Calls, Models};
 use crate::scheduler::Driver;
 use crate::wire::{SharedLink, take_frames};
 use pharos_os::clock;
-use pharos_os::event_loops::{self, Source};
+use pharos_os::event_loops::{self, PolledSource};
 
 /// The first batch number of warm-up batches.
 pub(crate) const WARM_UP: u64 = 1 << 63;
@@ -120,7 +120,7 @@ impl Session {
         };
         pump.abort();
         // Otherwise the loop keeps the driver and the memory of the worker until it sleeps next.
-        let source: Arc<dyn Source> = self.clone();
+        let source: Arc<dyn PolledSource> = self.clone();
         event_loops::forget(&source);
         self.link.ring.close(&self.cache, &self.driver.series);
         let corrupt = self.link.fault().map(|corrupt| corrupt.to_string());
@@ -132,12 +132,12 @@ impl Session {
     }
 
     /// Handles frames until the worker closes the connection. While frames arrive, the event loop
-    /// polls for them ([`Source`]); otherwise the worker wakes this task through the socket.
+    /// polls for them ([`PolledSource`]); otherwise the worker wakes this task through the socket.
     ///
     /// # Errors
     /// The socket failed, or the worker sent an invalid frame.
     async fn serve(self: &Arc<Self>, socket: &OwnedReadHalf) -> io::Result<()> {
-        let source: Arc<dyn Source> = self.clone();
+        let source: Arc<dyn PolledSource> = self.clone();
         let mut unread = 0;
         loop {
             self.link.flush_unsent();
@@ -145,7 +145,7 @@ impl Session {
             if let Some(failure) = self.lock().failure.take() {
                 return Err(failure);
             }
-            if !is_polled && !self.sleep() {
+            if !is_polled && !self.request_wakeup() {
                 continue;
             }
             let ready = tokio::select! {
@@ -251,7 +251,7 @@ impl Session {
     }
 }
 
-impl Source for Session {
+impl PolledSource for Session {
     fn poll(&self) -> bool {
         let mut inbox = self.lock();
         if inbox.failure.is_some() || inbox.consumer.is_empty() {
@@ -274,12 +274,12 @@ impl Source for Session {
         }
     }
 
-    fn sleep(&self) -> bool {
+    fn request_wakeup(&self) -> bool {
         let inbox = self.lock();
         inbox.failure.is_some() || inbox.consumer.sleep()
     }
 
-    fn wake(&self) {
+    fn withdraw_wakeup(&self) {
         self.lock().consumer.wake();
     }
 }

@@ -102,7 +102,8 @@ impl Pace {
     #[cfg(test)]
     pub(crate) fn set_waiting_for(&mut self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        (self.began, self.timer) = (Some(Instant(clock::now().0 - nanoseconds)), None);
+        self.began = Some(Instant(clock::now().0 - nanoseconds));
+        self.timer = None;
     }
 
     /// Waits for data; ready if a limit is exceeded.
@@ -122,7 +123,8 @@ impl Pace {
             if taken > timeout
                 && u128::from(self.received) * 1000 >= u128::from(RATE) * taken.as_millis()
             {
-                (self.began, self.received) = (Some(now), 0);
+                self.began = Some(now);
+                self.received = 0;
             }
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));

@@ -316,7 +316,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut settings = Settings::new(Listener::Http);
-        (settings.limits.head, settings.limits.idle) = (Duration::ZERO, Duration::ZERO);
+        settings.limits.head = Duration::ZERO;
+        settings.limits.idle = Duration::ZERO;
         let service = tower::service_fn(|_: Request<RequestBody>| {
             std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))))
         });

@@ -132,7 +132,8 @@ impl Wire {
         ready!(self.stream.poll_flush(cx))?;
         held.bytes.clear();
         held.bytes.shrink_to(IDLE_CAPACITY);
-        (held.sent, held.unflushed) = (0, false);
+        held.sent = 0;
+        held.unflushed = false;
         Poll::Ready(Ok(()))
     }
 

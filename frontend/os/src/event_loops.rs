@@ -3,10 +3,10 @@
 //! A connection stays on one loop from its first byte to its last, so that its tasks never move
 //! between threads. The connections of worker processes use the same loops: a reply that belongs to
 //! a connection of its loop is answered without a system call to wake another thread. Replies
-//! arrive through memory: a loop looks into its [`Source`]s and its [`Mailbox`] before it sleeps,
-//! and from time to time while it is busy. Work that computes for long, or that may block, must
-//! leave for a blocking thread ([`crate::blocking`]), because it would delay all connections of its
-//! loop.
+//! arrive through memory: a loop looks into its [`PolledSource`]s and its [`Mailbox`] before it
+//! sleeps, and from time to time while it is busy. Work that computes for long, or that may block,
+//! must leave for a blocking thread ([`crate::blocking`]), because it would delay all connections
+//! of its loop.
 
 mod mailbox;
 
@@ -111,16 +111,16 @@ impl EventLoop {
 }
 
 /// Events that reach a loop through memory instead of a descriptor.
-pub trait Source: Send + Sync {
+pub trait PolledSource: Send + Sync {
     /// Handles the waiting events. Returns whether there were any.
     fn poll(&self) -> bool;
 
     /// Asks for a wake-up through a descriptor when the next event arrives. Returns `false` if
     /// events wait already.
-    fn sleep(&self) -> bool;
+    fn request_wakeup(&self) -> bool;
 
-    /// Withdraws the request of [`Source::sleep`].
-    fn wake(&self);
+    /// Withdraws the request of [`PolledSource::request_wakeup`].
+    fn withdraw_wakeup(&self);
 }
 
 /// The number of sleeps without events after which a loop no longer polls a source.
@@ -132,7 +132,7 @@ const ROUNDS: u32 = 4;
 const READS: u32 = 64;
 
 struct Polled {
-    source: Arc<dyn Source>,
+    source: Arc<dyn PolledSource>,
     /// The number of sleeps since its last event.
     idle: u32,
 }
@@ -174,11 +174,11 @@ fn look_for_replies() {
 /// Polls a source each time before the loop of this thread sleeps, while it has events. As long as
 /// the loop is awake, the source needs no wake-ups. Without events for some time, the source is
 /// dropped, asleep. Returns `false`, and does nothing, if this thread has no loop.
-pub fn poll_before_sleep(source: &Arc<dyn Source>) -> bool {
+pub fn poll_before_sleep(source: &Arc<dyn PolledSource>) -> bool {
     SOURCES.with_borrow_mut(|sources| {
         let Some(sources) = sources else { return false };
         if !sources.iter().any(|known| Arc::ptr_eq(&known.source, source)) {
-            source.wake();
+            source.withdraw_wakeup();
             sources.push(Polled { source: source.clone(), idle: 0 });
         }
         true
@@ -186,7 +186,7 @@ pub fn poll_before_sleep(source: &Arc<dyn Source>) -> bool {
 }
 
 /// Ends the polling of a source by the loop of this thread, so that it can be dropped.
-pub fn forget(source: &Arc<dyn Source>) {
+pub fn forget(source: &Arc<dyn PolledSource>) {
     SOURCES.with_borrow_mut(|sources| {
         if let Some(sources) = sources {
             sources.retain(|known| !Arc::ptr_eq(&known.source, source));
@@ -216,21 +216,21 @@ fn before_sleep() {
     let Some(mailbox) = Mailbox::of_this_thread() else { return };
     READS_SINCE.set(0);
     yield_processor();
-    let mut all_asleep = false;
+    let mut all_quiet = false;
     for _ in 0..ROUNDS {
         mailbox.empty();
         for one in &mut polled {
             one.idle = if one.source.poll() { 0 } else { one.idle + 1 };
         }
-        all_asleep = mailbox.sleep();
+        all_quiet = mailbox.request_wakeup();
         for one in &polled {
-            all_asleep &= one.source.sleep();
+            all_quiet &= one.source.request_wakeup();
         }
-        if all_asleep {
+        if all_quiet {
             break;
         }
     }
-    if !all_asleep {
+    if !all_quiet {
         // A task to run keeps the loop from sleeping.
         tokio::spawn(async {});
     }
@@ -246,9 +246,11 @@ fn before_sleep() {
 /// Withdraws the requests for wake-ups.
 fn after_sleep() {
     if let Some(mailbox) = Mailbox::of_this_thread() {
-        mailbox.wake();
+        mailbox.withdraw_wakeup();
     }
-    SOURCES.with_borrow(|sources| sources.iter().flatten().for_each(|one| one.source.wake()));
+    SOURCES.with_borrow(|sources| {
+        sources.iter().flatten().for_each(|one| one.source.withdraw_wakeup())
+    });
 }
 
 impl Drop for EventLoop {
@@ -348,7 +350,7 @@ mod tests {
         handled_one: tokio::sync::Notify,
     }
 
-    impl Source for Events {
+    impl PolledSource for Events {
         fn poll(&self) -> bool {
             let count = self.events.swap(0, Ordering::SeqCst);
             self.handled.fetch_add(count, Ordering::SeqCst);
@@ -358,12 +360,12 @@ mod tests {
             count > 0
         }
 
-        fn sleep(&self) -> bool {
+        fn request_wakeup(&self) -> bool {
             self.asleep.store(true, Ordering::SeqCst);
             self.events.load(Ordering::SeqCst) == 0
         }
 
-        fn wake(&self) {
+        fn withdraw_wakeup(&self) {
             self.asleep.store(false, Ordering::SeqCst);
         }
     }
@@ -372,7 +374,7 @@ mod tests {
     fn sources_are_polled_before_the_loop_sleeps() {
         let loops = EventLoops::start(1).unwrap();
         let events = Arc::new(Events::default());
-        let source: Arc<dyn Source> = events.clone();
+        let source: Arc<dyn PolledSource> = events.clone();
         assert!(!poll_before_sleep(&source), "this thread has no loop");
         let here = events.clone();
         let event_loop = loops.of_connection();
@@ -393,7 +395,7 @@ mod tests {
             thread_of(&event_loop);
         }
         assert!(events.asleep.load(Ordering::SeqCst) && Arc::strong_count(&events) == 1);
-        let source: Arc<dyn Source> = events.clone();
+        let source: Arc<dyn PolledSource> = events.clone();
         let task = event_loop.spawn(async move {
             poll_before_sleep(&source);
             forget(&source);
@@ -406,7 +408,7 @@ mod tests {
     fn a_busy_loop_looks_for_replies_after_some_reads() {
         let loops = EventLoops::start(1).unwrap();
         let events = Arc::new(Events::default());
-        let source: Arc<dyn Source> = events.clone();
+        let source: Arc<dyn PolledSource> = events.clone();
         let here = events.clone();
         let task = loops.of_connection().spawn(async move {
             poll_before_sleep(&source);

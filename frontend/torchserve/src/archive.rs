@@ -339,7 +339,7 @@ fn fetched(
         tracing::info!("skipped download of '{url}': the model store has '{name}'");
         return Ok(Found { name: Some(name), ..Found::at(known) });
     }
-    match keep::Part::new(store, &name, of_registration(settings, at_start)) {
+    match keep::UnfinishedFile::new(store, &name, of_registration(settings, at_start)) {
         Ok(mut part) => {
             fetch(part.file())?;
             let kept = part.finish().map_err(not_saved)?;

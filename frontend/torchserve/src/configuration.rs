@@ -200,7 +200,8 @@ mod tests {
             (read.get("model_store"), read.get("load_models")),
             (Some("/mine"), Some("a=a.mar,b.mar"))
         );
-        (arguments.disable_token_auth, arguments.enable_model_api) = (true, true);
+        arguments.disable_token_auth = true;
+        arguments.enable_model_api = true;
         let strict = |name: &str| match name {
             "TS_DISABLE_TOKEN_AUTHORIZATION" | "TS_ENABLE_MODEL_API" => {
                 Some(OsString::from("false"))

@@ -17,7 +17,7 @@ const MAX_PARTS: usize = 10_000;
 
 /// One part of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct FormPart {
     /// The part's key in the handler's dict.
     pub name: String,
     /// The media type without parameters; empty if the part has none.
@@ -26,7 +26,7 @@ pub struct Part {
     pub data: Bytes,
 }
 
-impl Part {
+impl FormPart {
     /// Creates a part without a content type.
     pub fn bare(name: impl Into<String>, data: impl Into<Bytes>) -> Self {
         Self { name: name.into(), content_type: String::new(), data: data.into() }
@@ -38,7 +38,7 @@ impl Part {
 ///
 /// # Errors
 /// The content type is a multipart form, but the body is malformed.
-pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, ErrorResponse> {
+pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<FormPart>, ErrorResponse> {
     let media = media_type(content_type);
     if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         let text = String::from_utf8_lossy(&body);
@@ -50,7 +50,7 @@ pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, ErrorRe
     {
         return multipart(boundary, body).await;
     }
-    Ok(vec![Part { name: "body".to_owned(), content_type: media.to_owned(), data: body }])
+    Ok(vec![FormPart { name: "body".to_owned(), content_type: media.to_owned(), data: body }])
 }
 
 /// Returns a content type without its parameters.
@@ -59,16 +59,16 @@ fn media_type(content_type: &str) -> &str {
 }
 
 /// Decodes the pairs of a query or of a URL-encoded form.
-pub fn pairs(text: &str) -> Vec<Part> {
+pub fn pairs(text: &str) -> Vec<FormPart> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).collect::<Vec<u8>>();
     let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        Part::bare(String::from_utf8_lossy(&decode(name)).into_owned(), decode(value))
+        FormPart::bare(String::from_utf8_lossy(&decode(name)).into_owned(), decode(value))
     });
     pairs.collect()
 }
 
-async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, ErrorResponse> {
+async fn multipart(boundary: String, body: Bytes) -> Result<Vec<FormPart>, ErrorResponse> {
     let wrong = |error: multer::Error| {
         ErrorResponse::bad_request(format!("The body is no multipart form: {error}"))
     };
@@ -89,7 +89,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, ErrorResp
         let content_type =
             field.file_name().map(|_| own.unwrap_or(FILE).to_owned()).unwrap_or_default();
         let data = field.bytes().await.map_err(wrong)?;
-        parts.push(Part { name, content_type, data });
+        parts.push(FormPart { name, content_type, data });
     }
     Ok(parts)
 }
@@ -110,7 +110,7 @@ pub fn check_parts(count: usize) -> Result<(), ErrorResponse> {
 
 /// Joins parts into the element of the worker's only input, a length followed by all bytes, and a
 /// JSON description of the parts.
-pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
+pub fn join(parts: &[FormPart]) -> Option<(Vec<u8>, Value)> {
     let length: usize = parts.iter().map(|part| part.data.len()).sum();
     let mut data = Vec::with_capacity(length + 4);
     data.extend_from_slice(&u32::try_from(length).ok()?.to_le_bytes());
@@ -127,8 +127,8 @@ mod tests {
     use super::*;
     use crate::Exception;
 
-    fn part(name: &str, content_type: &str, data: &'static [u8]) -> Part {
-        Part { name: name.into(), content_type: content_type.into(), data: data.into() }
+    fn part(name: &str, content_type: &str, data: &'static [u8]) -> FormPart {
+        FormPart { name: name.into(), content_type: content_type.into(), data: data.into() }
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use bytes::Bytes;
 
 use crate::archive::unpack::{Limits, unpack};
-use crate::form::{Part, join, parts};
+use crate::form::{FormPart, join, parts};
 use crate::properties;
 use crate::yaml::ModelYaml;
 
@@ -44,7 +44,8 @@ pub fn texts(text: &str) {
 pub async fn form(content_type: &str, body: Bytes) {
     let Ok(parts) = parts(content_type, body).await else { return };
     let Some((element, description)) = join(&parts) else { return };
-    let data: Vec<u8> = parts.iter().flat_map(|Part { data, .. }| data.iter().copied()).collect();
+    let data: Vec<u8> =
+        parts.iter().flat_map(|FormPart { data, .. }| data.iter().copied()).collect();
     assert_eq!(element.get(4..), Some(&*data));
     assert_eq!(description.as_array().map(Vec::len), Some(parts.len()));
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use bytes::Bytes;
 
-use super::form::{self, Part};
+use super::form::{self, FormPart};
 use super::registry::ModelReference;
 
 /// The headers that frame a response or belong to the connection. A handler's values are dropped,
@@ -69,7 +69,7 @@ fn title_case(name: &str) -> String {
 pub fn request(
     reference: ModelReference<'_>,
     id: &str,
-    parts: &[Part],
+    parts: &[FormPart],
     call: HandlerCall,
 ) -> Option<InferRequest> {
     let (data, reply) = form::join(parts)?;
@@ -200,7 +200,7 @@ mod tests {
         let request = request(
             ModelReference { name: "m", version: "1.0" },
             "id",
-            &[Part::bare("a", "12"), Part::bare("b", "3")],
+            &[FormPart::bare("a", "12"), FormPart::bare("b", "3")],
             call,
         )
         .unwrap();

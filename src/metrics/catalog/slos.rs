@@ -110,7 +110,8 @@ fn matches(pattern: &str, text: &str) -> bool {
                 // The last `*` takes one more character.
                 Some((star, taken)) => {
                     retry = Some((star, taken + 1));
-                    (at, from) = (star + 1, taken + 1);
+                    at = star + 1;
+                    from = taken + 1;
                 }
                 None => return false,
             },

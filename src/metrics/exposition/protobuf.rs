@@ -147,7 +147,8 @@ fn spans(buckets: &[(i32, u64)]) -> (Vec<proto::BucketSpan>, Vec<i64>) {
             None => spans.push(proto::BucketSpan { offset: empty, length: 1 }),
         }
         deltas.push(count - before);
-        (next, before) = (index + 1, count);
+        next = index + 1;
+        before = count;
     }
     (spans, deltas)
 }

@@ -324,7 +324,8 @@ impl SequenceBatcher {
                 if was_executed && sequence.current.is_some_and(|current| current.end) {
                     sequence.running = None;
                 }
-                (sequence.current, sequence.served) = (None, now);
+                sequence.current = None;
+                sequence.served = now;
             }
         }
         executed

@@ -133,7 +133,8 @@ impl World {
         self.turn(model);
         for number in 0..self.models[model].instances.len() as u32 {
             let instance = &mut self.models[model].instances[number as usize];
-            (instance.ready, instance.generation) = (false, instance.generation + 1);
+            instance.ready = false;
+            instance.generation += 1;
             let batch = instance.batch.take();
             self.models[model].scheduler.instance_lost(InstanceId(number), now);
             batch.into_iter().flatten().for_each(|request| self.answer(model, request));
@@ -211,7 +212,8 @@ impl World {
         else {
             return;
         };
-        (lost.ready, lost.generation) = (false, lost.generation + 1);
+        lost.ready = false;
+        lost.generation += 1;
         let batch = lost.batch.take();
         owner.scheduler.instance_lost(instance, now);
         for request in batch.into_iter().flatten() {

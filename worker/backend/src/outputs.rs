@@ -238,7 +238,8 @@ impl<'a> Outputs<'a> {
         if !requests.is_empty() {
             let others = OutputTensor { shape: &of_rows(rows), len: size, ..tensor };
             let (mut block, memory) = others.allocate(self.arena)?;
-            (block.requests, rest) = (requests, memory);
+            block.requests = requests;
+            rest = memory;
             self.blocks.push(block);
         }
         let mut places = Vec::with_capacity(sizes.len());

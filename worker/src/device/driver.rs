@@ -100,8 +100,8 @@ impl Cudarc {
         if !unsafe { sys::is_culib_present() } {
             return Err(Fault::Absent("cannot load the library of the CUDA driver".to_owned()));
         }
-        // SAFETY: the library has been found. The symbol is looked up, not called.
         let has = |name: &&&CStr| {
+            // SAFETY: the library has been found. The symbol is looked up, not called.
             unsafe { sys::culib().get::<*const c_void>(name.to_bytes_with_nul()) }.is_ok()
         };
         match NEEDED.iter().find(|name| !has(name)) {
@@ -190,8 +190,8 @@ impl Driver for Cudarc {
         // device has called it. SAFETY: this call and the next write integers; they return an error
         // if the driver is not initialized.
         let found = call(unsafe { sys::cuDeviceGet(&mut handle, number) });
-        // SAFETY: as above.
         let found = found.and_then(|()| {
+            // SAFETY: as above.
             call(unsafe { sys::cuDevicePrimaryCtxGetState(handle, &mut flags, &mut active) })
         });
         found.is_ok() && active != 0

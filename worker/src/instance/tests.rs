@@ -641,7 +641,7 @@ fn a_process_without_a_thread_that_watches_the_frontend_tells_why_it_loads_nothi
     ToWorker::Load(load).encode(&mut bytes);
     frontend.write_all(&bytes).unwrap();
     let watched = Err(io::Error::from(io::ErrorKind::WouldBlock));
-    crate::answer(reader, sender, descriptors, &Registry::default(), |load| {
+    crate::load_and_run(reader, sender, descriptors, &Registry::default(), |load| {
         crate::cuda_if_watched(watched, load)
     })
     .unwrap();

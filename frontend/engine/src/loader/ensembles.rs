@@ -13,7 +13,7 @@ use super::Loader;
 use super::control::unavailable_version;
 use super::prepare::{Prepared, Version};
 use super::version::{Unserved, labels, log_warnings, read_cache};
-use crate::cache::ModelCache;
+use crate::cache::ModelResponseCache;
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
 use crate::store::LocalError;
@@ -150,7 +150,7 @@ impl Loader {
         config: &ModelConfig,
         loaded: Option<&LoadedFiles>,
         members: &[Arc<Serving>],
-    ) -> Option<ModelCache> {
+    ) -> Option<ModelResponseCache> {
         let shared = self.responses_for(model, config)?;
         let nested = self.with_nested(members);
         let mut all = vec![Files::new(model, config, loaded?)];

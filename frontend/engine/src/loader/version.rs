@@ -22,7 +22,7 @@ use pharos::supervisor::{self, Backoff, RestartPolicy};
 use super::Loader;
 use super::memory_budget::{LoadedVersion, ToLoad};
 use super::prepare::{Configuration, Prepared, Version};
-use crate::cache::{ModelCache, ResponseCache};
+use crate::cache::{ModelResponseCache, ResponseCache};
 use crate::calls::Caller;
 use crate::launch::limits::Limited;
 use crate::launch::{self, Launch, Reading};
@@ -214,7 +214,7 @@ impl Loader {
             series: series.clone(),
             scheduling: settings::of(&config),
             limits: self.models.shared.limits.as_ref().map(Limits::registration),
-            cache,
+            response_cache: cache,
         };
         let driver = Driver::new(settings, self.timer.clone());
         let plan = Arc::new(self.plan(startup, threads, memory.0.clone()));
@@ -517,7 +517,7 @@ impl Loader {
         model: &ModelVersion,
         config: &ModelConfig,
         loaded: Option<&LoadedFiles>,
-    ) -> Option<ModelCache> {
+    ) -> Option<ModelResponseCache> {
         let shared = self.responses_for(model, config)?;
         read_cache(shared, vec![Files::new(model, config, loaded?)]).await
     }
@@ -569,13 +569,13 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
 pub(super) async fn read_cache(
     shared: Arc<ResponseCache>,
     files: Vec<Files>,
-) -> Option<ModelCache> {
+) -> Option<ModelResponseCache> {
     let model = files.first().map(|files| files.model.clone());
     match blocking::run(move || identity(&files))
         .await
         .unwrap_or_else(|error| Err(io::Error::other(error)))
     {
-        Ok(identity) => Some(ModelCache::new(shared, identity)),
+        Ok(identity) => Some(ModelResponseCache::new(shared, identity)),
         Err(error) => {
             let model = model.map(|model| model.to_string()).unwrap_or_default();
             tracing::warn!(
@@ -740,10 +740,10 @@ fn warm_up_batch(
         let path = model_file(directory, name)?;
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     })?;
-    let mut parts = Vec::new();
+    let mut checked_requests = Vec::new();
     for mut request in requests {
         let checked = config.check(&mut request).map_err(|error| error.to_string())?;
-        parts.push((request, checked));
+        checked_requests.push((request, checked));
     }
-    Ok(WarmUpBatch { parts, controls })
+    Ok(WarmUpBatch { requests: checked_requests, controls })
 }

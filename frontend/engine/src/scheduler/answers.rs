@@ -15,7 +15,7 @@ use pharos::wire::{Done, OutputBlock, Response};
 
 use super::queue::record_miss;
 use super::{Driver, InferResult, Request, State, request_trace};
-use crate::wire::{Part, Scattered, SharedLink};
+use crate::wire::{BatchedRequest, Scattered, SharedLink};
 use pharos_os::clock;
 
 impl Driver {
@@ -31,25 +31,25 @@ impl Driver {
         if self.config.decoupled {
             return self.finish_streams(requests, link, done, now.ns_since(since));
         }
-        let parts: Vec<Arc<Part>> =
-            requests.iter().map(|(_, request)| request.part.clone()).collect();
-        let mut answers = self.answers(&parts, link, done);
+        let batched_requests: Vec<Arc<BatchedRequest>> =
+            requests.iter().map(|(_, request)| request.batched.clone()).collect();
+        let mut answers = self.answers(&batched_requests, link, done);
         let misses = self.store_all(&mut requests, &answers);
         {
             // One event: readings see the batch together with all of its requests.
             let _transaction = self.series.begin();
-            let batch_size = self.record_batch(&parts, done);
+            let batch_size = self.record_batch(&batched_requests, done);
             for (position, ((_, request), answer)) in requests.iter().zip(&mut answers).enumerate()
             {
-                if request.part.padding {
+                if request.batched.padding {
                     // Padding has no reader and is not counted.
                     *answer = Err(InferError::cancelled());
                     continue;
                 }
-                let received = request.part.request.timeline;
+                let received = request.batched.request.timeline;
                 let timeline =
                     Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
-                self.record(&request.part, answer, timeline, request.sender.is_closed());
+                self.record(&request.batched, answer, timeline, request.sender.is_closed());
                 if let (Some(times), Ok(response)) =
                     (misses.get(position).copied().flatten(), answer)
                 {
@@ -70,19 +70,19 @@ impl Driver {
         link: &SharedLink,
         frame: Response,
     ) {
-        let part = request.part.clone();
-        let mut answer = self.answer_of(&part, link, &frame.outputs);
+        let batched = request.batched.clone();
+        let mut answer = self.answer_of(&batched, link, &frame.outputs);
         if let Some(error) = frame.error {
             answer = Err(error.into());
         }
-        let mut timeline = part.request.timeline;
+        let mut timeline = batched.request.timeline;
         timeline.compute = frame.stamps;
         timeline.request_end = clock::now();
         if let Ok(response) = &mut answer {
             response.timeline = timeline;
             response.parameters = frame.parameters;
         }
-        request_trace::answered(&part.request, &answer, Some(&timeline));
+        request_trace::answered(&batched.request, &answer, Some(&timeline));
         let missed = self.store(&mut request, &answer);
         {
             let _transaction = self.series.begin();
@@ -90,7 +90,7 @@ impl Driver {
                 record_miss(&self.series, times, response);
                 timeline = response.timeline;
             }
-            self.record_one(&part, &answer, &timeline, request.sender.is_closed());
+            self.record_one(&batched, &answer, &timeline, request.sender.is_closed());
         }
         self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
@@ -103,26 +103,26 @@ impl Driver {
     /// The error of the first request that failed.
     pub(crate) fn warmed_up(
         &self,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         link: &SharedLink,
         done: &Done,
         since: Instant,
     ) -> Result<(), InferError> {
         let now = clock::now();
-        let mut answers = self.answers(parts, link, done);
+        let mut answers = self.answers(batched_requests, link, done);
         let _transaction = self.series.begin();
-        let batch_size = self.record_batch(parts, done);
-        for (part, answer) in parts.iter().zip(&mut answers) {
+        let batch_size = self.record_batch(batched_requests, done);
+        for (batched, answer) in batched_requests.iter().zip(&mut answers) {
             let timeline = Timeline {
                 compute: done.stamps,
                 request_end: now,
                 batch_size,
-                ..part.request.timeline
+                ..batched.request.timeline
             };
             match answer {
                 Ok(response) => {
                     response.timeline = timeline;
-                    record::warmup_done(&self.series, &timeline, part.checked.batch_size);
+                    record::warmup_done(&self.series, &timeline, batched.checked.batch_size);
                 }
                 Err(error) => {
                     record::warmup_failed(&self.series, error.reason, timeline.request_ns())
@@ -136,7 +136,7 @@ impl Driver {
     /// Returns one answer for each request, in batch order.
     pub(super) fn answers(
         &self,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         link: &SharedLink,
         done: &Done,
     ) -> Vec<InferResult> {
@@ -144,11 +144,11 @@ impl Driver {
         // Triton.
         let outputs = match &done.error {
             Some(error) => Err(error.clone().into()),
-            None => self.scattered(parts, link, &done.outputs),
+            None => self.scattered(batched_requests, link, &done.outputs),
         };
         let mut answers: Vec<InferResult> = match outputs {
             Ok(responses) => responses.into_iter().map(Ok).collect(),
-            Err(error) => return parts.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => return batched_requests.iter().map(|_| Err(error.clone())).collect(),
         };
         for (position, error) in &done.failed {
             if let Some(answer) = answers.get_mut(*position as usize) {
@@ -166,11 +166,11 @@ impl Driver {
     /// Returns the response of a frame to one request.
     pub(super) fn answer_of(
         &self,
-        part: &Arc<Part>,
+        batched: &Arc<BatchedRequest>,
         link: &SharedLink,
         blocks: &[OutputBlock],
     ) -> InferResult {
-        let mut responses = self.scattered(std::slice::from_ref(part), link, blocks)?;
+        let mut responses = self.scattered(std::slice::from_ref(batched), link, blocks)?;
         responses.pop().ok_or_else(|| InferError::internal("no response"))
     }
 
@@ -181,12 +181,12 @@ impl Driver {
     /// As [`Link::scatter`](crate::wire::Link::scatter).
     pub(super) fn scattered(
         &self,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         link: &SharedLink,
         blocks: &[OutputBlock],
     ) -> Result<Vec<InferResponse>, InferError> {
         let Scattered { responses, mismatches } =
-            link.scatter(&self.config, self.model.version, parts, blocks)?;
+            link.scatter(&self.config, self.model.version, batched_requests, blocks)?;
         for mismatch in mismatches {
             record::output_mismatched(&self.series);
             let mut warned = self.mismatches_warned.lock();
@@ -204,8 +204,12 @@ impl Driver {
     }
 
     /// Counts the execution of a batch. Returns its size as it is counted.
-    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) -> u64 {
-        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
+    pub(super) fn record_batch(
+        &self,
+        batched_requests: &[Arc<BatchedRequest>],
+        done: &Done,
+    ) -> u64 {
+        let rows: u64 = batched_requests.iter().map(|batched| batched.checked.batch_size).sum();
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
         rows.max(1)
     }
@@ -214,7 +218,7 @@ impl Driver {
     /// left before.
     pub(super) fn record_one(
         &self,
-        part: &Part,
+        batched: &BatchedRequest,
         answer: &InferResult,
         timeline: &Timeline,
         is_abandoned: bool,
@@ -222,58 +226,63 @@ impl Driver {
         let _transaction = self.series.begin();
         match answer {
             Ok(_) => {
-                self.record_served(part, timeline, is_abandoned);
+                self.record_served(batched, timeline, is_abandoned);
                 record::request_times(&self.series, timeline);
             }
-            Err(error) => self.record_failed(part, error, timeline.request_ns()),
+            Err(error) => self.record_failed(batched, error, timeline.request_ns()),
         }
     }
 
     /// Records that a request succeeded, and whether its client had left before.
-    fn record_served(&self, part: &Part, timeline: &Timeline, is_abandoned: bool) {
-        let batch_size = part.checked.batch_size;
+    fn record_served(&self, batched: &BatchedRequest, timeline: &Timeline, is_abandoned: bool) {
+        let batch_size = batched.checked.batch_size;
         match is_abandoned {
             true => record::inference_abandoned(
                 &self.series,
                 timeline,
                 batch_size,
-                part.request.leaves_at,
+                batched.request.leaves_at,
             ),
             false => record::inference_done(&self.series, timeline, batch_size),
         }
-        record::tenant_served(&self.series, part.request.tenant, timeline);
-        if let Some(trace) = part.request.trace {
+        record::tenant_served(&self.series, batched.request.tenant, timeline);
+        if let Some(trace) = batched.request.trace {
             record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
         }
     }
 
     /// Records that a request failed after it had entered the queue.
-    pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
+    pub(super) fn record_failed(
+        &self,
+        batched: &BatchedRequest,
+        error: &InferError,
+        request_ns: u64,
+    ) {
         let _transaction = self.series.begin();
-        let now = part.request.timeline.request_start + Duration::from_nanos(request_ns);
+        let now = batched.request.timeline.request_start + Duration::from_nanos(request_ns);
         record::inference_failed(
             &self.series,
-            Failed::of(error, part.request.leaves_at, now),
+            Failed::of(error, batched.request.leaves_at, now),
             request_ns,
         );
-        record::tenant_failed(&self.series, part.request.tenant, error.reason);
+        record::tenant_failed(&self.series, batched.request.tenant, error.reason);
     }
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.
     fn record(
         &self,
-        part: &Part,
+        batched: &BatchedRequest,
         answer: &mut InferResult,
         timeline: Timeline,
         is_abandoned: bool,
     ) {
-        request_trace::answered(&part.request, answer, Some(&timeline));
+        request_trace::answered(&batched.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;
-                self.record_served(part, &timeline, is_abandoned);
+                self.record_served(batched, &timeline, is_abandoned);
             }
-            Err(error) => self.record_failed(part, error, timeline.request_ns()),
+            Err(error) => self.record_failed(batched, error, timeline.request_ns()),
         }
     }
 
@@ -292,7 +301,7 @@ impl Driver {
         requests: &mut [(RequestId, Request)],
         answers: &[InferResult],
     ) -> Vec<Option<MissTimes>> {
-        if self.cache.is_none() {
+        if self.response_cache.is_none() {
             return Vec::new();
         }
         requests
@@ -305,7 +314,7 @@ impl Driver {
     /// Stores the response to a request that was not found, before it is sent. Errors are not
     /// stored; the next request that waits for the same response is executed.
     pub(super) fn store(&self, request: &mut Request, answer: &InferResult) -> Option<MissTimes> {
-        let cache = self.cache.as_ref()?;
+        let cache = self.response_cache.as_ref()?;
         let miss = request.miss.take()?;
         let response = answer.as_ref().ok()?;
         Some(if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) })
@@ -335,7 +344,7 @@ impl Driver {
             let now = clock::now();
             self.turn(now, |state| {
                 for ((id, request), answer) in
-                    answers.filter(|((_, request), _)| !request.part.padding)
+                    answers.filter(|((_, request), _)| !request.batched.padding)
                 {
                     self.finish(state, id, request, answer);
                 }

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::stream::{AnswerSender, OneAnswer};
 use super::{Driver, Effects, Request, State, request_trace, ticket};
-use crate::wire::{Part, SharedLink};
+use crate::wire::{BatchedRequest, SharedLink};
 use pharos_os::clock;
 
 /// The id of padding.
@@ -47,19 +47,19 @@ pub(super) struct InFlight {
 impl InFlight {
     /// Returns the number of requests without padding.
     pub(super) fn count(&self) -> i64 {
-        self.requests.iter().filter(|(_, request)| !request.part.padding).count() as i64
+        self.requests.iter().filter(|(_, request)| !request.batched.padding).count() as i64
     }
 
     /// Moves the requests that are answered later out of the batch and replaces them by padding.
     pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
-            let Some(place) =
-                place.filter(|(_, request)| !request.part.padding && !request.sender.has_ended())
+            let Some(place) = place
+                .filter(|(_, request)| !request.batched.padding && !request.sender.has_ended())
             else {
                 continue;
             };
-            let stand_in = Request::padding(stand_in(&place.1.part));
+            let stand_in = Request::padding(stand_in(&place.1.batched));
             deferred.insert((done.batch, position), std::mem::replace(place, stand_in));
         }
     }
@@ -224,7 +224,7 @@ impl Driver {
             taken.push(slot.and_then(|step| Some((step, state.queued.remove(&step.request)?))));
         }
         let Some((_, first)) = taken.iter().flatten().next() else { return };
-        let padding = taken.iter().any(Option::is_none).then(|| zeros(&first.part));
+        let padding = taken.iter().any(Option::is_none).then(|| zeros(&first.batched));
         let mut steps = Vec::with_capacity(taken.len());
         let mut requests = Vec::with_capacity(taken.len());
         for place in taken {
@@ -281,7 +281,7 @@ impl Driver {
             batch
                 .requests
                 .iter()
-                .for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
+                .for_each(|(_, request)| request_trace::executed_by(&request.batched, instance));
             self.answer_batch(batch.requests, link, &done, executing_since, now);
         }
         link.inputs_lent(&done);
@@ -300,7 +300,7 @@ impl Driver {
             };
             let (id, request) = &*place;
             let id = *id;
-            if request.part.padding || request.sender.has_ended() {
+            if request.batched.padding || request.sender.has_ended() {
                 continue;
             }
             if request.sender.is_closed() {
@@ -309,8 +309,8 @@ impl Driver {
                 done.failed.push((position, InferError::internal(NOT_ITERATIVE).into()));
             } else {
                 let (_, request) =
-                    std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
-                let executed = &request.part;
+                    std::mem::replace(place, Request::padding(stand_in(&place.1.batched)));
+                let executed = &request.batched;
                 let timeline = Timeline { compute: done.stamps, ..executed.request.timeline };
                 {
                     let _transaction = self.series.begin();
@@ -321,9 +321,12 @@ impl Driver {
                 request_trace::rescheduled(&executed.request, &done.stamps, now);
                 let mut again = executed.request.clone();
                 again.timeline.queue_start = now;
-                let part =
-                    Arc::new(Part { request: again, checked: executed.checked, padding: false });
-                state.queued.insert(id, Request { part, ..request });
+                let batched = Arc::new(BatchedRequest {
+                    request: again,
+                    checked: executed.checked,
+                    padding: false,
+                });
+                state.queued.insert(id, Request { batched, ..request });
             }
         }
     }
@@ -349,7 +352,7 @@ impl Driver {
             // A sequence would continue without the step.
             let divides = unsent.requests.len() > 1 && !self.has_sequences() && !state.closed;
             for (id, request) in
-                unsent.requests.into_iter().filter(|(_, request)| !request.part.padding)
+                unsent.requests.into_iter().filter(|(_, request)| !request.batched.padding)
             {
                 match divides && !request.sender.is_closed() {
                     true => self.send_alone(state, id, request, now),
@@ -361,12 +364,12 @@ impl Driver {
 
     /// Queues a request of a batch that could not be sent; no other request has its key.
     fn send_alone(&self, state: &mut State, id: RequestId, request: Request, now: Instant) {
-        let part = request.part.clone();
+        let batched = request.batched.clone();
         let ticket =
-            Ticket { shape_key: u64::MAX - id.0, ..ticket(id, &part.request, &part.checked) };
+            Ticket { shape_key: u64::MAX - id.0, ..ticket(id, &batched.request, &batched.checked) };
         record::request_pending(&self.series, 1);
         state.queued.insert(id, request);
-        state.scheduler.requeue(ticket, part.request.timeline.queue_start, now);
+        state.scheduler.requeue(ticket, batched.request.timeline.queue_start, now);
     }
 
     fn fail_unsent(
@@ -377,11 +380,11 @@ impl Driver {
         error: &InferError,
         now: Instant,
     ) {
-        let ns = now.ns_since(request.part.request.timeline.request_start);
-        self.record_failed(&request.part, error, ns);
+        let ns = now.ns_since(request.batched.request.timeline.request_start);
+        self.record_failed(&request.batched, error, ns);
         request.sender.record_end(&self.series);
-        let error = error.clone().with_request_id(&request.part.request.id);
-        request_trace::failed(request.part.request.traced.as_ref(), &error, now);
+        let error = error.clone().with_request_id(&request.batched.request.id);
+        request_trace::failed(request.batched.request.traced.as_ref(), &error, now);
         self.finish(state, id, request, Err(error));
     }
 
@@ -398,7 +401,7 @@ impl Driver {
             }
             for (position, batch) in member.in_flight.into_iter().enumerate() {
                 for (id, request) in batch.requests {
-                    if !request.part.padding {
+                    if !request.batched.padding {
                         self.request_lost(state, id, request, position == 0, now);
                     }
                 }
@@ -431,8 +434,8 @@ impl Driver {
             !was_executing || (!request.retried && self.config.backend != envelope::BACKEND);
         if may_run_again && !has_begun && !has_left && !state.closed && !self.has_sequences() {
             request.retried |= was_executing;
-            let ticket = ticket(id, &request.part.request, &request.part.checked);
-            let queued_at = request.part.request.timeline.queue_start;
+            let ticket = ticket(id, &request.batched.request, &request.batched.checked);
+            let queued_at = request.batched.request.timeline.queue_start;
             state.queued.insert(id, request);
             state.scheduler.requeue(ticket, queued_at, now);
             return;
@@ -453,10 +456,10 @@ impl Driver {
         } else {
             lost(&self.model, "while it executed this request")
         };
-        let ns = now.ns_since(request.part.request.timeline.request_start);
-        self.record_failed(&request.part, &error, ns);
+        let ns = now.ns_since(request.batched.request.timeline.request_start);
+        self.record_failed(&request.batched, &error, ns);
         request.sender.record_end(&self.series);
-        request_trace::failed(request.part.request.traced.as_ref(), &error, now);
+        request_trace::failed(request.batched.request.traced.as_ref(), &error, now);
         self.finish(state, id, request, Err(error));
     }
 
@@ -533,17 +536,17 @@ impl Driver {
     }
 
     /// Returns a request that an instance of this model executes, by its batch and position.
-    pub(crate) fn part_at(&self, batch: u64, position: u32) -> Option<Arc<Part>> {
+    pub(crate) fn request_at(&self, batch: u64, position: u32) -> Option<Arc<BatchedRequest>> {
         let state = self.lock();
         for member in state.members.values() {
             if let Some((_, request)) = member.deferred.get(&(batch, position)) {
-                return Some(request.part.clone());
+                return Some(request.batched.clone());
             }
             if let Some(flying) = member.in_flight.iter().find(|flying| flying.batch == batch) {
                 return flying
                     .requests
                     .get(position as usize)
-                    .map(|(_, request)| request.part.clone());
+                    .map(|(_, request)| request.batched.clone());
             }
         }
         None
@@ -581,7 +584,7 @@ impl Driver {
         let mut free = most;
         // A long queue is not read to its end.
         for request in state.queued.values().take(usize::try_from(most).unwrap_or(usize::MAX)) {
-            free = free.saturating_sub(request.part.checked.batch_size.max(1));
+            free = free.saturating_sub(request.batched.checked.batch_size.max(1));
         }
         free
     }
@@ -620,15 +623,15 @@ impl Driver {
 
 impl Request {
     /// Creates padding with the given part.
-    fn padding(part: Arc<Part>) -> (RequestId, Self) {
+    fn padding(batched: Arc<BatchedRequest>) -> (RequestId, Self) {
         let (no_reader, _) = oneshot::channel();
         let sender = AnswerSender::One(OneAnswer::new(no_reader, true));
-        (PADDING, Self { part, sender, retried: false, miss: None })
+        (PADDING, Self { batched, sender, retried: false, miss: None })
     }
 }
 
 /// Creates a request of zeros with the shapes of another.
-fn zeros(like: &Part) -> Arc<Part> {
+fn zeros(like: &BatchedRequest) -> Arc<BatchedRequest> {
     let mut request = InferRequest::default();
     for InferInput { name, tensor: Tensor { datatype, shape, data } } in &like.request.inputs {
         let len = match datatype.size() {
@@ -643,18 +646,18 @@ fn zeros(like: &Part) -> Arc<Part> {
         // Padding is never written into client memory.
         request.outputs.push(RequestedOutput { region: None, ..output.clone() });
     }
-    Arc::new(Part { request, checked: like.checked, padding: true })
+    Arc::new(BatchedRequest { request, checked: like.checked, padding: true })
 }
 
 /// Returns a placeholder for splitting the batch's outputs: the request's shapes without its data.
-fn stand_in(part: &Part) -> Arc<Part> {
+fn stand_in(batched: &BatchedRequest) -> Arc<BatchedRequest> {
     let mut request =
-        InferRequest { outputs: part.request.outputs.clone(), ..InferRequest::default() };
-    for InferInput { name, tensor: Tensor { datatype, shape, .. } } in &part.request.inputs {
+        InferRequest { outputs: batched.request.outputs.clone(), ..InferRequest::default() };
+    for InferInput { name, tensor: Tensor { datatype, shape, .. } } in &batched.request.inputs {
         let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::default() };
         request.inputs.push(InferInput { name: name.clone(), tensor });
     }
-    Arc::new(Part { request, checked: part.checked, padding: true })
+    Arc::new(BatchedRequest { request, checked: batched.checked, padding: true })
 }
 
 /// Returns the error of a request whose worker died and that is not retried: it was before, some of

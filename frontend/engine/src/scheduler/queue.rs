@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 
 use super::stream::{AnswerSender, BatchPosition, OneAnswer};
 use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
-use crate::cache::{Found, LookUpTimes, ModelCache};
-use crate::wire::Part;
+use crate::cache::{Found, LookUpTimes, ModelResponseCache};
+use crate::wire::BatchedRequest;
 use pharos_os::clock;
 
 /// The maximum number of priority levels with series from the start; a model may have any number of
@@ -78,13 +78,13 @@ impl Driver {
         request_trace::queued(&self.model, &request);
         let mut miss = None;
         if let Some(cache) =
-            self.cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache())
+            self.response_cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache())
         {
             // Boxed: requests without the cache should not move the large futures.
             match Box::pin(self.look_up(cache, id, &request, &checked)).await {
                 Found::Hit(entry, times) => {
-                    let part = Part { request: *request, checked, padding: false };
-                    return Box::pin(self.answer_hit(id, part, entry, times)).await;
+                    let batched = BatchedRequest { request: *request, checked, padding: false };
+                    return Box::pin(self.answer_hit(id, batched, entry, times)).await;
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
@@ -94,10 +94,10 @@ impl Driver {
         let ticket = ticket(id, &request, &checked);
         let (sender, answer) = oneshot::channel();
         let sender = AnswerSender::One(OneAnswer::new(sender, self.ordered));
-        let part = Arc::new(Part { request: *request, checked, padding: false });
+        let batched = Arc::new(BatchedRequest { request: *request, checked, padding: false });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, sender, retried: false, miss });
+            state.queued.insert(id, Request { batched, sender, retried: false, miss });
             if let Some(order) = &mut state.order {
                 order.expect(id);
             }
@@ -112,7 +112,7 @@ impl Driver {
     /// Looks up a request. Dropping the future cancels the request.
     pub(super) async fn look_up(
         &self,
-        cache: &ModelCache,
+        cache: &ModelResponseCache,
         id: RequestId,
         request: &InferRequest,
         checked: &Checked,
@@ -134,17 +134,17 @@ impl Driver {
     pub(super) async fn answer_hit(
         &self,
         id: RequestId,
-        part: Part,
+        batched: BatchedRequest,
         entry: Arc<Entry>,
         times: LookUpTimes,
     ) -> InferResult {
-        let response = answer_found(&self.config, &self.series, &part.request, &entry, times);
+        let response = answer_found(&self.config, &self.series, &batched.request, &entry, times);
         if !self.ordered {
             return Ok(response);
         }
         let (sender, answer) = oneshot::channel();
         let sender = AnswerSender::One(OneAnswer::new(sender, true));
-        let request = Request { part: Arc::new(part), sender, retried: false, miss: None };
+        let request = Request { batched: Arc::new(batched), sender, retried: false, miss: None };
         self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
         answer.await.unwrap_or_else(|_| without_answer())
     }
@@ -176,8 +176,8 @@ impl Driver {
         record::request_pending(&self.series, -1);
         let mut error = self.error(reason, &request);
         if !reason.refused_on_arrival() {
-            let ns = clock::now().ns_since(request.part.request.timeline.request_start);
-            self.record_failed(&request.part, &error, ns);
+            let ns = clock::now().ns_since(request.batched.request.timeline.request_start);
+            self.record_failed(&request.batched, &error, ns);
             request.sender.record_end(&self.series);
         } else {
             record::inference_refused(&self.series, error.reason);
@@ -192,9 +192,9 @@ impl Driver {
                 | RejectReason::Exiting
         );
         if is_named {
-            error = error.with_request_id(&request.part.request.id);
+            error = error.with_request_id(&request.batched.request.id);
         }
-        request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
+        request_trace::failed(request.batched.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of order, as in Triton: requests that were not executed wait for no
             // other.
@@ -204,7 +204,7 @@ impl Driver {
     }
 
     pub(super) fn error(&self, reason: RejectReason, request: &Request) -> InferError {
-        reason.error(&self.model.name, &request.part.request.correlation_id)
+        reason.error(&self.model.name, &request.batched.request.correlation_id)
     }
 
     /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are

@@ -8,7 +8,7 @@ use pharos::request_trace::{TensorActivity, Traced};
 use pharos::timeline::{ComputeStamps, Instant, Timeline};
 
 use super::InferResult;
-use crate::wire::Part;
+use crate::wire::BatchedRequest;
 
 /// Records that a request has entered its model's queue.
 pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
@@ -20,8 +20,8 @@ pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
 }
 
 /// Records which instance executed a request.
-pub(super) fn executed_by(part: &Part, instance: InstanceId) {
-    if let Some(traced) = &part.request.traced {
+pub(super) fn executed_by(batched: &BatchedRequest, instance: InstanceId) {
+    if let Some(traced) = &batched.request.traced {
         traced.executed_by(instance);
     }
 }

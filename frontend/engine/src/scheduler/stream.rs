@@ -25,7 +25,7 @@ use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
-use crate::wire::{Part, SharedLink};
+use crate::wire::{BatchedRequest, SharedLink};
 use pharos_os::clock;
 use pharos_os::event_loops::Mailbox;
 
@@ -278,7 +278,7 @@ impl Drop for InstanceResponses {
 
 /// A received response with its destination.
 struct Arrival {
-    part: Arc<Part>,
+    batched: Arc<BatchedRequest>,
     sender: mpsc::Sender<Item>,
     flow: Arc<Flow>,
     /// The number of earlier responses.
@@ -306,8 +306,8 @@ impl State {
         let place = (frame.batch, frame.request);
         if let Entry::Occupied(mut entry) = member.deferred.entry(place) {
             let booked = match &mut entry.get_mut().1 {
-                Request { sender: AnswerSender::Many(sink), part, .. } => {
-                    sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
+                Request { sender: AnswerSender::Many(sink), batched, .. } => {
+                    sink.take(batched.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
                 _ => {
                     let (id, request) = entry.remove();
@@ -327,7 +327,7 @@ impl State {
         let (_, request) = request.ok_or("a response to a request that is not in its batch")?;
         match &mut request.sender {
             AnswerSender::Many(sink) => {
-                sink.take(request.part.clone(), frame).map(ReceivedResponse::Streamed).map(Some)
+                sink.take(request.batched.clone(), frame).map(ReceivedResponse::Streamed).map(Some)
             }
             AnswerSender::One(_) => {
                 Err("more than one response to a request of a model that is not decoupled")
@@ -346,20 +346,29 @@ enum ReceivedResponse {
 
 impl ResponseSender {
     /// Books a response of a worker.
-    fn take(&mut self, part: Arc<Part>, frame: &wire::Response) -> Result<Arrival, &'static str> {
+    fn take(
+        &mut self,
+        batched: Arc<BatchedRequest>,
+        frame: &wire::Response,
+    ) -> Result<Arrival, &'static str> {
         if costs_credit(frame) && self.flow.outstanding() >= CREDITS.into() {
             return Err("more responses than its credit allows");
         }
         self.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
-        self.note(part, frame.stamps, frame.last).ok_or("a response after the last one")
+        self.note(batched, frame.stamps, frame.last).ok_or("a response after the last one")
     }
 
-    fn note(&mut self, part: Arc<Part>, stamps: ComputeStamps, last: bool) -> Option<Arrival> {
+    fn note(
+        &mut self,
+        batched: Arc<BatchedRequest>,
+        stamps: ComputeStamps,
+        last: bool,
+    ) -> Option<Arrival> {
         let sender = if last { self.sender.take()? } else { self.sender.clone()? };
         let since = if self.count == 0 { stamps.start } else { self.latest_end };
         self.latest_end = stamps.end;
         self.count += 1;
-        Some(Arrival { part, sender, flow: self.flow.clone(), number: self.count - 1, since })
+        Some(Arrival { batched, sender, flow: self.flow.clone(), number: self.count - 1, since })
     }
 }
 
@@ -389,9 +398,9 @@ impl Driver {
             latest_end: Instant(0),
         };
         let sender = AnswerSender::Many(Box::new(sink));
-        let part = Arc::new(Part { request, checked, padding: false });
+        let batched = Arc::new(BatchedRequest { request, checked, padding: false });
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, sender, retried: false, miss: None });
+            state.queued.insert(id, Request { batched, sender, retried: false, miss: None });
             record::request_pending(&self.series, 1);
             state.scheduler.enqueue(ticket, now);
         });
@@ -436,7 +445,7 @@ impl Driver {
             }
         };
         // Frees the memory of the outputs, also if there is an error.
-        let mut answer = self.answer_of(&arrival.part, link, &frame.outputs);
+        let mut answer = self.answer_of(&arrival.batched, link, &frame.outputs);
         let costs_credit = costs_credit(&frame);
         if let Some(error) = frame.error {
             answer = Err(error.into());
@@ -464,10 +473,10 @@ impl Driver {
 
     /// Records a response and sends it to its reader.
     fn pass_on(&self, arrival: Arrival, mut answer: InferResult, kind: &Kind, costs_credit: bool) {
-        let Arrival { part, sender, flow, number, since } = arrival;
+        let Arrival { batched, sender, flow, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
         let is_abandoned = sender.is_closed();
-        let mut timeline = part.request.timeline;
+        let mut timeline = batched.request.timeline;
         timeline.compute = stamps;
         timeline.request_end = clock::now();
         if let Ok(response) = &mut answer {
@@ -479,7 +488,7 @@ impl Driver {
             Err(error) if error.code == ErrorCode::Cancelled => ResponseKind::Cancel,
             Err(_) => ResponseKind::Fail,
         };
-        request_trace::answered(&part.request, &answer, last.then_some(&timeline));
+        request_trace::answered(&batched.request, &answer, last.then_some(&timeline));
         let infer_ns = stamps.output_start.ns_since(since);
         let output_ns = stamps.end.ns_since(stamps.output_start.max(since));
         let transaction = self.series.begin();
@@ -503,8 +512,8 @@ impl Driver {
         if last {
             record::stream_ended(&self.series, &flow.progress);
             match flow.failed.get() {
-                Some(error) => self.record_failed(&part, error, timeline.request_ns()),
-                None => self.record_one(&part, &answer, &timeline, is_abandoned),
+                Some(error) => self.record_failed(&batched, error, timeline.request_ns()),
+                None => self.record_one(&batched, &answer, &timeline, is_abandoned),
             }
         }
         drop(transaction);
@@ -522,15 +531,15 @@ impl Driver {
         done: &Done,
         elapsed_ns: u64,
     ) {
-        let parts: Vec<Arc<Part>> =
-            requests.iter().map(|(_, request)| request.part.clone()).collect();
-        self.record_batch(&parts, done);
-        let answers = self.answers(&parts, link, done);
+        let batched_requests: Vec<Arc<BatchedRequest>> =
+            requests.iter().map(|(_, request)| request.batched.clone()).collect();
+        self.record_batch(&batched_requests, done);
+        let answers = self.answers(&batched_requests, link, done);
         for ((_, request), answer) in requests.into_iter().zip(answers) {
             let AnswerSender::Many(mut sink) = request.sender else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
             let has_left = sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
-            if let Some(arrival) = sink.note(request.part, done.stamps, true) {
+            if let Some(arrival) = sink.note(request.batched, done.stamps, true) {
                 let last = match answer {
                     // For a disconnected client it is unknown whether more responses would have
                     // followed.

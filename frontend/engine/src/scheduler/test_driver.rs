@@ -22,7 +22,8 @@ pub(crate) fn create(config: &str) -> (Arc<Cache>, Arc<Driver>) {
     let config =
         Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
     let scheduling = settings::of(&config);
-    let settings = DriverSettings { config, series, scheduling, limits: None, cache: None };
+    let settings =
+        DriverSettings { config, series, scheduling, limits: None, response_cache: None };
     (cache, Driver::new(settings, Timer::start().unwrap()))
 }
 

@@ -12,7 +12,7 @@ use pharos::supervisor::{Backoff, RestartPolicy, Settings, Supervisor};
 use pharos::timeline::Instant;
 
 use super::worker::Worker;
-use crate::cache::{ModelCache, ResponseCache};
+use crate::cache::{ModelResponseCache, ResponseCache};
 use crate::scheduler::{Driver, DriverSettings, Limits, Timer, placement, settings};
 use crate::store::identity::{Files, identity};
 use crate::store::scan::{LoadedFiles, VersionFiles};
@@ -208,7 +208,8 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
         VersionFiles { model: empty.to_owned(), version: empty.to_owned(), outside: Vec::new() };
     let identity =
         identity(&[Files::new(&version, &config, &LoadedFiles::new(files).unwrap())]).unwrap();
-    let cache = (name == "cached").then(|| ModelCache::new(shared.responses.clone(), identity));
+    let cache =
+        (name == "cached").then(|| ModelResponseCache::new(shared.responses.clone(), identity));
     let rated = shared.limits.as_ref().filter(|_| text.contains("rate_limiter"));
     let registration = rated.map(|limits| limits.registration());
     if config.decoupled {
@@ -216,8 +217,13 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
     }
     let has_limits = registration.is_some();
     let scheduling = settings::of(&config);
-    let settings =
-        DriverSettings { config: config.clone(), series, scheduling, limits: registration, cache };
+    let settings = DriverSettings {
+        config: config.clone(),
+        series,
+        scheduling,
+        limits: registration,
+        response_cache: cache,
+    };
     let driver = Driver::new(settings, shared.timer.clone());
     let placements = placement::of(&config, 1);
     let first = u32::try_from(number * 10).unwrap();

@@ -196,7 +196,8 @@ impl<L> Worker<L> {
     pub(super) fn begin_streams(&mut self) {
         let values = self.batches.front().map(|batch| self.values(batch)).unwrap_or_default();
         let stream = |values| Stream { values, sent: 0, taken: 0, ended: false };
-        (self.streams, self.waits) = (values.into_iter().map(stream).collect(), false);
+        self.streams = values.into_iter().map(stream).collect();
+        self.waits = false;
     }
 
     /// Returns the next response of the first batch, to a request that `choice` selects; with

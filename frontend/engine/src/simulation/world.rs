@@ -403,7 +403,8 @@ impl World {
             Action::ReportReady => {
                 let model = &mut self.models[model];
                 let one = &mut model.instances[instance];
-                (one.ready, one.once_ready) = (true, true);
+                one.ready = true;
+                one.once_ready = true;
                 // A process that has died already is noticed later.
                 if let Some(process) = &one.process {
                     model.driver.instance_ready(one.id, process.link.clone());

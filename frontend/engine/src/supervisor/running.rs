@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::STOP_TIMEOUT;
 use crate::memory::Share;
 use crate::process::{TemporaryFiles, WorkerProcess};
-use crate::wire::{Part, SharedLink};
+use crate::wire::{BatchedRequest, SharedLink};
 use crate::worker_session::Event;
 use pharos_os::{background, clock};
 use pharos_telemetry::system::ChosenDevice;
@@ -55,23 +55,27 @@ impl Running {
 
 /// Requests that an instance executes as one batch before it is ready.
 pub(crate) struct WarmUpBatch {
-    pub(crate) parts: Vec<(InferRequest, Checked)>,
+    pub(crate) requests: Vec<(InferRequest, Checked)>,
     /// The control inputs given in the model's configuration.
     pub(crate) controls: Vec<InferInput>,
 }
 
 impl WarmUpBatch {
     /// Returns the batch with the current time in its stamps.
-    pub(super) fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
-        let mut parts = Vec::with_capacity(self.parts.len());
-        for (request, checked) in &self.parts {
+    pub(super) fn batched_requests(&self, now: Instant) -> Vec<Arc<BatchedRequest>> {
+        let mut batched_requests = Vec::with_capacity(self.requests.len());
+        for (request, checked) in &self.requests {
             let mut request = request.clone();
             request.timeline.received = now;
             request.timeline.request_start = now;
             request.timeline.queue_start = now;
-            parts.push(Arc::new(Part { request, checked: *checked, padding: false }));
+            batched_requests.push(Arc::new(BatchedRequest {
+                request,
+                checked: *checked,
+                padding: false,
+            }));
         }
-        parts
+        batched_requests
     }
 }
 
@@ -101,7 +105,7 @@ pub(super) struct Warming {
     /// The index of its warm-up, and the requests of all runs of it.
     pub(super) index: usize,
     pub(super) batch: Arc<WarmUpBatch>,
-    pub(super) parts: Vec<Arc<Part>>,
+    pub(super) batched_requests: Vec<Arc<BatchedRequest>>,
     pub(super) since: Instant,
     /// The first error among the responses of a decoupled model.
     pub(super) failed: Option<InferError>,

@@ -18,7 +18,7 @@ use crate::memory::CAPACITY;
 
 /// One request of a batch: checked, with its inputs in the order of the configuration.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct BatchedRequest {
     pub(crate) request: InferRequest,
     pub(crate) checked: Checked,
     /// Whether the request only fills a place of a batch.
@@ -32,7 +32,7 @@ pub(crate) struct ToSend<'a> {
     /// The row of its flags.
     pub(crate) flags: u8,
     /// The requests. They have equal shape keys: the same inputs with compatible shapes.
-    pub(crate) parts: &'a [Arc<Part>],
+    pub(crate) batched_requests: &'a [Arc<BatchedRequest>],
     /// For a model with sequences, one step for each request, `None` for padding. If empty, each
     /// request is a separate sequence.
     pub(crate) steps: &'a [Option<SequenceStep>],
@@ -59,13 +59,13 @@ impl Link {
         config: &ModelConfig,
         to_send: &ToSend<'_>,
     ) -> Result<(), InferError> {
-        let &ToSend { batch, flags, parts, ref resumed, .. } = to_send;
-        self.regions.announce(parts)?;
+        let &ToSend { batch, flags, batched_requests, ref resumed, .. } = to_send;
+        self.regions.announce(batched_requests)?;
         let steps = steps(config, to_send);
         let mut gathered = Gathered::default();
         let result = self
-            .gather_given(config, parts, &mut gathered)
-            .and_then(|()| self.gather_made(config, parts, &mut gathered))
+            .gather_given(config, batched_requests, &mut gathered)
+            .and_then(|()| self.gather_made(config, batched_requests, &mut gathered))
             .and_then(|()| self.gather_controls(config, to_send, &steps, &mut gathered));
         if let Err(error) = result {
             self.arenas.inputs.release(&gathered.blocks);
@@ -75,23 +75,23 @@ impl Link {
         self.lend(batch, blocks);
         let details = self.details.load(Ordering::Relaxed);
         let released = self.arenas.outputs.take_released();
-        let mut requests = Vec::with_capacity(parts.len());
-        for (position, part) in parts.iter().enumerate() {
+        let mut requests = Vec::with_capacity(batched_requests.len());
+        for (position, batched) in batched_requests.iter().enumerate() {
             let given = to_send.steps.get(position).copied().flatten();
             requests.push(BatchRequest {
-                id: part.request.id.clone(),
-                rows: rows(part),
-                parameters: part.request.parameters.clone(),
+                id: batched.request.id.clone(),
+                rows: rows(batched),
+                parameters: batched.request.parameters.clone(),
                 sequence: steps.get(position).copied().flatten(),
-                details: details.then(|| Box::new(details_of(config, part, given))),
+                details: details.then(|| Box::new(details_of(config, batched, given))),
             });
         }
-        let (placements, elements) = placements(config, parts);
+        let (placements, elements) = placements(config, batched_requests);
         let frame = ToWorker::Execute(Execute {
             batch,
             requests,
             inputs,
-            outputs: requested_outputs(config, parts),
+            outputs: requested_outputs(config, batched_requests),
             released,
             flags,
             placements,
@@ -113,24 +113,35 @@ impl Link {
     fn gather_given(
         &self,
         config: &ModelConfig,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
         for (position, spec) in config.inputs.iter().enumerate() {
-            let Some(index) = parts.first().and_then(|part| index_of(&part.request, &spec.name))
+            let Some(index) =
+                batched_requests.first().and_then(|batched| index_of(&batched.request, &spec.name))
             else {
                 continue;
             };
             let shape = match config.batches() && spec.allow_ragged_batch {
                 true => {
-                    vec![shapes(parts, index).filter_map(element_count).sum::<u64>().cast_signed()]
+                    vec![
+                        shapes(batched_requests, index)
+                            .filter_map(element_count)
+                            .sum::<u64>()
+                            .cast_signed(),
+                    ]
                 }
                 false => {
-                    let first = shapes(parts, index).next().unwrap_or_default();
-                    batch_shape(config, spec.backend_shape(first, config.batches()), parts)
+                    let first = shapes(batched_requests, index).next().unwrap_or_default();
+                    batch_shape(
+                        config,
+                        spec.backend_shape(first, config.batches()),
+                        batched_requests,
+                    )
                 }
             };
-            let inputs = parts.iter().filter_map(|part| part.request.inputs.get(index));
+            let inputs =
+                batched_requests.iter().filter_map(|batched| batched.request.inputs.get(index));
             if inputs.clone().any(|input| input.tensor.data.region().is_some()) {
                 self.gather_mixed(
                     InputBlock { shape, ..block_of(position, spec.datatype) },
@@ -182,15 +193,16 @@ impl Link {
     fn gather_made(
         &self,
         config: &ModelConfig,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
         let mut position = config.inputs.len();
         for made in &config.batch_inputs {
             let name = config.inputs.get(made.source).map_or("", |spec| spec.name.as_str());
-            let source = parts.first().and_then(|part| index_of(&part.request, name));
+            let source =
+                batched_requests.first().and_then(|batched| index_of(&batched.request, name));
             let shapes: Vec<&[i64]> =
-                source.map(|index| shapes(parts, index).collect()).unwrap_or_default();
+                source.map(|index| shapes(batched_requests, index).collect()).unwrap_or_default();
             let tensor = made.make(&shapes, config.batches());
             let (shape, data) = tensor.ok_or_else(|| no_room(u64::MAX))?;
             for _ in &made.targets {
@@ -211,7 +223,7 @@ impl Link {
         steps: &[Option<SequenceStep>],
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
-        let parts = to_send.parts;
+        let batched_requests = to_send.batched_requests;
         let controls = config.controls();
         if controls.is_empty() {
             return Ok(());
@@ -219,15 +231,15 @@ impl Link {
         // A sequence that the server has started has no id except its key.
         let keys: Vec<CorrelationId> =
             steps.iter().map(|step| CorrelationId::Uint(step.map_or(0, |s| s.key))).collect();
-        let places = parts.iter().zip(steps).zip(&keys).map(|((part, step), key)| {
-            let own = &part.request.correlation_id;
+        let places = batched_requests.iter().zip(steps).zip(&keys).map(|((batched, step), key)| {
+            let own = &batched.request.correlation_id;
             step.map(|step| ControlValues {
                 start: step.start,
                 end: step.end,
                 id: if own.is_none() { key } else { own },
             })
         });
-        let mut shape = vec![i64::try_from(parts.len()).unwrap_or(i64::MAX)];
+        let mut shape = vec![i64::try_from(batched_requests.len()).unwrap_or(i64::MAX)];
         shape.extend(config.batches().then_some(1));
         for (position, control) in (config.first_control()..).zip(controls) {
             let block = InputBlock { shape: shape.clone(), ..block_of(position, control.datatype) };
@@ -293,10 +305,10 @@ fn index_of(request: &InferRequest, name: &str) -> Option<usize> {
 }
 
 /// Returns the shapes of an input in all parts.
-fn shapes(parts: &[Arc<Part>], index: usize) -> impl Iterator<Item = &[i64]> {
-    parts
+fn shapes(batched_requests: &[Arc<BatchedRequest>], index: usize) -> impl Iterator<Item = &[i64]> {
+    batched_requests
         .iter()
-        .filter_map(move |part| part.request.inputs.get(index))
+        .filter_map(move |batched| batched.request.inputs.get(index))
         .map(|input| input.tensor.shape.as_slice())
 }
 
@@ -307,24 +319,32 @@ fn block_of(position: usize, datatype: DataType) -> InputBlock {
 }
 
 /// Returns the shape of the whole batch: the first dimension is the number of rows of all requests.
-fn batch_shape(config: &ModelConfig, mut shape: Vec<i64>, parts: &[Arc<Part>]) -> Vec<i64> {
+fn batch_shape(
+    config: &ModelConfig,
+    mut shape: Vec<i64>,
+    batched_requests: &[Arc<BatchedRequest>],
+) -> Vec<i64> {
     if config.max_batch_size > 0
         && let Some(first) = shape.first_mut()
     {
-        *first = parts.iter().map(|part| i64::from(rows(part))).sum();
+        *first = batched_requests.iter().map(|batched| i64::from(rows(batched))).sum();
     }
     shape
 }
 
-fn rows(part: &Part) -> u32 {
-    u32::try_from(part.checked.batch_size).unwrap_or(u32::MAX)
+fn rows(batched: &BatchedRequest) -> u32 {
+    u32::try_from(batched.checked.batch_size).unwrap_or(u32::MAX)
 }
 
 /// Returns details that only some backends use. A sequence that the server has started has no id
 /// except its key, and its first step the START flag, as in Triton. With an envelope, the backend
 /// sees what the client has sent.
-fn details_of(config: &ModelConfig, part: &Part, step: Option<SequenceStep>) -> Details {
-    let request = &part.request;
+fn details_of(
+    config: &ModelConfig,
+    batched: &BatchedRequest,
+    step: Option<SequenceStep>,
+) -> Details {
+    let request = &batched.request;
     let visible_step = step.filter(|_| config.backend != envelope::BACKEND);
     let outputs = request.outputs.iter().filter_map(|wanted| {
         let position = config.outputs.iter().position(|output| output.name == wanted.name)?;
@@ -368,7 +388,7 @@ fn steps<'a>(
 ) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
     match config.scheduling {
         Scheduling::Sequence(_) if to_send.steps.is_empty() => {
-            let keys = (0..to_send.parts.len() as u64).map(|number| u64::MAX - number);
+            let keys = (0..to_send.batched_requests.len() as u64).map(|number| u64::MAX - number);
             keys.map(|key| Some(SequenceStep { key, start: true, end: true })).collect()
         }
         _ => to_send.steps.into(),
@@ -377,11 +397,14 @@ fn steps<'a>(
 
 /// Returns the outputs that go into client memory and, for outputs not split by rows, the number of
 /// elements of each request.
-fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
+fn placements(
+    config: &ModelConfig,
+    batched_requests: &[Arc<BatchedRequest>],
+) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
     let mut placements = Vec::new();
     let mut elements = Vec::<(u16, Vec<u64>)>::new();
-    for (request, part) in (0..).zip(parts) {
-        for wanted in &part.request.outputs {
+    for (request, batched) in (0..).zip(batched_requests) {
+        for wanted in &batched.request.outputs {
             let Some((slice, region)) =
                 wanted.region.as_ref().and_then(|slice| Some((slice, slice.region()?)))
             else {
@@ -404,8 +427,9 @@ fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec
                 continue;
             };
             if elements.iter().all(|(known, _)| *known != output) {
-                let counts = parts.iter().map(|part| {
-                    let input = part.request.inputs.iter().find(|input| input.name == source.name);
+                let counts = batched_requests.iter().map(|batched| {
+                    let input =
+                        batched.request.inputs.iter().find(|input| input.name == source.name);
                     input.and_then(|input| element_count(&input.tensor.shape)).unwrap_or(0)
                 });
                 elements.push((output, counts.collect()));
@@ -416,15 +440,15 @@ fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec
 }
 
 /// Returns the outputs that any of the requests asks for; empty if one of them asks for all.
-fn requested_outputs(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
-    if parts.iter().any(|part| part.request.outputs.is_empty()) {
+fn requested_outputs(config: &ModelConfig, batched_requests: &[Arc<BatchedRequest>]) -> Vec<u16> {
+    if batched_requests.iter().any(|batched| batched.request.outputs.is_empty()) {
         return Vec::new();
     }
     let mut positions = Vec::new();
     for (position, output) in (0..).zip(&config.outputs) {
-        if parts
+        if batched_requests
             .iter()
-            .any(|part| part.request.outputs.iter().any(|wanted| wanted.name == output.name))
+            .any(|batched| batched.request.outputs.iter().any(|wanted| wanted.name == output.name))
         {
             positions.push(position);
         }

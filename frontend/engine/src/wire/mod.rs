@@ -36,7 +36,7 @@ use pharos_os::event_loops::EventLoop;
 use readiness::Readiness;
 use regions::Regions;
 
-pub(crate) use gather::{Part, ToSend};
+pub(crate) use gather::{BatchedRequest, ToSend};
 pub(crate) use readiness::all_ready;
 pub(crate) use scatter::Scattered;
 
@@ -84,9 +84,9 @@ pub(crate) struct LinkParts {
 
 impl Link {
     /// Creates a link.
-    pub(crate) fn new(parts: LinkParts) -> Self {
+    pub(crate) fn new(batched_requests: LinkParts) -> Self {
         let LinkParts { socket, event_loop, frames: (producer, consumer), regions, arenas, ring } =
-            parts;
+            batched_requests;
         let (reader, writer) = socket.into_split();
         Self {
             writer,

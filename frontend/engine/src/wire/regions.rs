@@ -14,7 +14,7 @@ use pharos::wire::regions::{MAX_REGIONS_PER_PACKET, RegionDescription, RegionLoc
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::Part;
+use super::BatchedRequest;
 
 /// The regions that were announced to one worker.
 pub(super) struct Regions {
@@ -41,8 +41,11 @@ impl Regions {
     ///
     /// # Errors
     /// The socket's buffer or another resource is exhausted.
-    pub(super) fn announce(&self, parts: &[Arc<Part>]) -> Result<(), InferError> {
-        let mut used = parts.iter().flat_map(|part| used(part)).peekable();
+    pub(super) fn announce(
+        &self,
+        batched_requests: &[Arc<BatchedRequest>],
+    ) -> Result<(), InferError> {
+        let mut used = batched_requests.iter().flat_map(|batched| used(batched)).peekable();
         if used.peek().is_none() {
             return Ok(());
         }
@@ -110,9 +113,9 @@ impl Regions {
     }
 }
 
-fn used(part: &Part) -> impl Iterator<Item = &Arc<Region>> {
-    let inputs = part.request.inputs.iter().filter_map(|input| input.tensor.data.region());
-    let outputs = part.request.outputs.iter().filter_map(|output| output.region.as_ref());
+fn used(batched: &BatchedRequest) -> impl Iterator<Item = &Arc<Region>> {
+    let inputs = batched.request.inputs.iter().filter_map(|input| input.tensor.data.region());
+    let outputs = batched.request.outputs.iter().filter_map(|output| output.region.as_ref());
     inputs.chain(outputs).filter_map(|slice| slice.region())
 }
 

@@ -15,7 +15,7 @@ use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use pharos::wire::OutputBlock;
 
-use super::{Link, Part};
+use super::{BatchedRequest, Link};
 use crate::memory::overlap;
 
 /// An output of a batch: its block, and the ends of each request's bytes in it.
@@ -105,24 +105,25 @@ impl Link {
         &self,
         config: &ModelConfig,
         version: u64,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         blocks: &[OutputBlock],
     ) -> Result<Scattered, InferError> {
-        check_apart(config, parts.len(), blocks)?;
+        check_apart(config, batched_requests.len(), blocks)?;
         // All blocks are taken before any is checked, so that all return to the worker even after
         // an error.
         let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
         let mut outputs = Vec::with_capacity(taken.len());
         let mut mismatches = Vec::new();
         for (block, data) in taken {
-            let mut output = batch_output(config, &part_of(config, parts, block)?, block, data)?;
+            let mut output =
+                batch_output(config, &part_of(config, batched_requests, block)?, block, data)?;
             mismatches.extend(output.mismatch.take());
             outputs.push(output);
         }
-        let responses = parts
+        let responses = batched_requests
             .iter()
             .enumerate()
-            .map(|(index, part)| response(config, version, part, index, &outputs))
+            .map(|(index, batched)| response(config, version, batched, index, &outputs))
             .collect();
         Ok(Scattered { responses, mismatches })
     }
@@ -140,19 +141,22 @@ impl Link {
 /// Returns the requests that an output is for.
 fn part_of<'a>(
     config: &ModelConfig,
-    parts: &'a [Arc<Part>],
+    batched_requests: &'a [Arc<BatchedRequest>],
     block: &OutputBlock,
-) -> Result<Cow<'a, [Arc<Part>]>, InferError> {
+) -> Result<Cow<'a, [Arc<BatchedRequest>]>, InferError> {
     if block.requests.is_empty() {
-        return Ok(Cow::Borrowed(parts));
+        return Ok(Cow::Borrowed(batched_requests));
     }
     let ascend =
         block.requests.iter().zip(block.requests.iter().skip(1)).all(|(one, next)| one < next);
-    let chosen: Option<Vec<_>> =
-        block.requests.iter().map(|at| parts.get(usize::try_from(*at).ok()?).cloned()).collect();
+    let chosen: Option<Vec<_>> = block
+        .requests
+        .iter()
+        .map(|at| batched_requests.get(usize::try_from(*at).ok()?).cloned())
+        .collect();
     chosen.filter(|_| ascend).map(Cow::Owned).ok_or_else(|| {
         let model = &config.name;
-        let count = parts.len();
+        let count = batched_requests.len();
         let text = format!(
             "model '{model}' gave invalid outputs: one is for requests {:?} of {count}",
             block.requests
@@ -190,7 +194,7 @@ fn unavailable(block: &OutputBlock) -> String {
 
 fn batch_output<'a>(
     config: &'a ModelConfig,
-    parts: &[Arc<Part>],
+    batched_requests: &[Arc<BatchedRequest>],
     block: &'a OutputBlock,
     data: Option<Bytes>,
 ) -> Result<BatchOutput<'a>, InferError> {
@@ -212,19 +216,19 @@ fn batch_output<'a>(
     }
     let shape = spec.protocol_shape(&block.shape, config.batches());
     if config.scattered_by(&spec.name).is_none() {
-        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+        let rows = batched_requests.iter().map(|batched| batched.checked.batch_size).sum();
         if let Some(found) = Mismatch::rows(config, spec, &shape, rows) {
             // An output for several requests must be split by rows.
-            if config.strict_output_types || parts.len() != 1 {
+            if config.strict_output_types || batched_requests.len() != 1 {
                 return Err(wrong(found.to_string()));
             }
             mismatch.get_or_insert(found);
         }
     }
     let output = match (block.in_client_memory, config.scattered_by(&spec.name)) {
-        (true, _) => placed(parts, block, shape, &spec.name),
-        (false, Some(source)) => scattered(config, parts, block, source, data),
-        (false, None) => cut_by_rows(config, parts, block, shape, data),
+        (true, _) => placed(batched_requests, block, shape, &spec.name),
+        (false, Some(source)) => scattered(config, batched_requests, block, source, data),
+        (false, None) => cut_by_rows(config, batched_requests, block, shape, data),
     };
     let Split { shapes, data, ends } = output.map_err(wrong)?;
     let &OutputBlock { datatype, in_client_memory, ref requests, .. } = block;
@@ -250,20 +254,22 @@ struct Split<'a> {
 /// Splits an output whose rows belong to consecutive requests.
 fn cut_by_rows<'a>(
     config: &ModelConfig,
-    parts: &[Arc<Part>],
+    batched_requests: &[Arc<BatchedRequest>],
     block: &OutputBlock,
     shape: Cow<'a, [i64]>,
     data: Bytes,
 ) -> Result<Split<'a>, String> {
     // A single request gets all of it, whatever its shape.
-    let batching = config.max_batch_size > 0 && parts.len() != 1;
-    let rows_of: Cow<'_, [u64]> = match parts {
+    let batching = config.max_batch_size > 0 && batched_requests.len() != 1;
+    let rows_of: Cow<'_, [u64]> = match batched_requests {
         [_] => Cow::Borrowed(&[1]),
-        _ if batching => parts.iter().map(|part| part.checked.batch_size).collect(),
-        _ => vec![1; parts.len()].into(),
+        _ if batching => {
+            batched_requests.iter().map(|batched| batched.checked.batch_size).collect()
+        }
+        _ => vec![1; batched_requests.len()].into(),
     };
     let ends = match byte_size(block.datatype, &shape) {
-        Some(size) if size == block.len && parts.len() == 1 => Ends::Whole(data.len()),
+        Some(size) if size == block.len && batched_requests.len() == 1 => Ends::Whole(data.len()),
         Some(size) if size == block.len => Ends::Each(fixed_ends(data.len(), &rows_of)),
         Some(size) => {
             return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len));
@@ -279,17 +285,17 @@ fn cut_by_rows<'a>(
 
 /// Checks an output that is in the memory of the only client that it is for.
 fn placed<'a>(
-    parts: &[Arc<Part>],
+    batched_requests: &[Arc<BatchedRequest>],
     block: &OutputBlock,
     shape: Cow<'a, [i64]>,
     name: &str,
 ) -> Result<Split<'a>, String> {
-    let region = parts.iter().filter_map(|part| region_of(part, name));
+    let region = batched_requests.iter().filter_map(|batched| region_of(batched, name));
     let room: Vec<u64> = region.map(|slice| slice.len).collect();
-    if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
+    if batched_requests.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
         return Err("is in client memory that was not requested".to_owned());
     }
-    let rows = parts.first().map_or(0, |part| part.checked.batch_size);
+    let rows = batched_requests.first().map_or(0, |batched| batched.checked.batch_size);
     if byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
         return Err(format!("has {} bytes and shape {shape:?} for a batch of {rows}", block.len));
     }
@@ -298,8 +304,8 @@ fn placed<'a>(
 }
 
 /// Returns the client memory that a request has for an output.
-fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
-    let wanted = part.request.outputs.iter().find(|wanted| wanted.name == output);
+fn region_of<'a>(batched: &'a BatchedRequest, output: &str) -> Option<&'a Slice> {
+    let wanted = batched.request.outputs.iter().find(|wanted| wanted.name == output);
     wanted.and_then(|wanted| wanted.region.as_ref())
 }
 
@@ -307,15 +313,15 @@ fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
 /// its source input.
 fn scattered(
     config: &ModelConfig,
-    parts: &[Arc<Part>],
+    batched_requests: &[Arc<BatchedRequest>],
     block: &OutputBlock,
     source: usize,
     data: Bytes,
 ) -> Result<Split<'static>, String> {
     let source = config.inputs.get(source).map_or("", |spec| spec.name.as_str());
-    let mut shapes = Vec::with_capacity(parts.len());
-    for part in parts {
-        let Some(input) = part.request.inputs.iter().find(|input| input.name == source) else {
+    let mut shapes = Vec::with_capacity(batched_requests.len());
+    for batched in batched_requests {
+        let Some(input) = batched.request.inputs.iter().find(|input| input.name == source) else {
             return Err(format!("has the shape of input '{source}', which a request omits"));
         };
         shapes.push(input.tensor.shape.clone());
@@ -346,11 +352,11 @@ fn scattered(
 fn response(
     config: &ModelConfig,
     version: u64,
-    part: &Part,
+    batched: &BatchedRequest,
     index: usize,
     outputs: &[BatchOutput<'_>],
 ) -> InferResponse {
-    let asked = &part.request.outputs;
+    let asked = &batched.request.outputs;
     // In the order of the worker, as in Triton: neither the order of the request nor the order of
     // the configuration matters.
     let mut chosen: Vec<InferOutput> = Vec::with_capacity(asked.len());
@@ -364,8 +370,8 @@ fn response(
             continue;
         }
         let range = output.ends.range(place);
-        let shape = output.shapes.of(place, part.checked.batch_size);
-        let data = match region_of(part, output.name) {
+        let shape = output.shapes.of(place, batched.checked.batch_size);
+        let data = match region_of(batched, output.name) {
             Some(slice) => slice.first(range.len() as u64).into(),
             None if output.in_client_memory => Data::new(),
             None => output.data.slice(range).into(),
@@ -376,10 +382,10 @@ fn response(
     InferResponse {
         model_name: config.name.clone(),
         model_version: version.to_string(),
-        id: part.request.id.clone(),
+        id: batched.request.id.clone(),
         parameters: Vec::new(),
         outputs: chosen,
-        timeline: part.request.timeline,
+        timeline: batched.request.timeline,
     }
 }
 
@@ -468,11 +474,11 @@ mod tests {
     /// Returns an output with this data, for the requests that its block names.
     fn output<'a>(
         config: &'a ModelConfig,
-        parts: &[Arc<Part>],
+        batched_requests: &[Arc<BatchedRequest>],
         block: &'a OutputBlock,
         data: &'static [u8],
     ) -> Result<BatchOutput<'a>, InferError> {
-        let own = part_of(config, parts, block)?;
+        let own = part_of(config, batched_requests, block)?;
         batch_output(config, &own, block, Some(Bytes::from_static(data)))
     }
 
@@ -482,15 +488,15 @@ mod tests {
             "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [-1] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
-        let part = |id: &str| {
+        let batched = |id: &str| {
             let request = InferRequest { id: id.to_owned(), ..InferRequest::default() };
-            Arc::new(Part {
+            Arc::new(BatchedRequest {
                 request,
                 checked: Checked { batch_size: 1, shape_key: 0 },
                 padding: false,
             })
         };
-        let parts = ["a", "b", "c"].map(part);
+        let batched_requests = ["a", "b", "c"].map(batched);
         let block = |requests: &[u32], shape: &[i64], offset: u64| OutputBlock {
             output: 0,
             requests: requests.to_vec(),
@@ -501,11 +507,13 @@ mod tests {
             in_client_memory: false,
             loan: None,
         };
-        let made = |block, data| output(&config, &parts, block, data).unwrap();
+        let made = |block, data| output(&config, &batched_requests, block, data).unwrap();
         let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
         let outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
-        let answers =
-            parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, at, &outputs));
+        let answers = batched_requests
+            .iter()
+            .enumerate()
+            .map(|(at, batched)| response(&config, 1, batched, at, &outputs));
         let answers: Vec<_> =
             answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
         let expected = [
@@ -528,7 +536,7 @@ mod tests {
         );
         for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
             assert!(
-                part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(),
+                part_of(&config, &batched_requests, &block(requests, &[1, 1], 0)).is_err(),
                 "{requests:?}"
             );
         }
@@ -542,7 +550,7 @@ mod tests {
         let source = ["A", "B", "M", "Z"].map(spec).concat() + "backend: 'b' max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(&source, "f").unwrap().complete(&completion).unwrap();
-        let parts = requests.iter().map(|names| {
+        let batched_requests = requests.iter().map(|names| {
             let region = |name: &str| (name == "M").then(|| Slice::new("r".to_owned(), 0, 1));
             let wanted = |name: &&str| RequestedOutput {
                 name: (*name).to_owned(),
@@ -553,17 +561,18 @@ mod tests {
                 outputs: names.iter().map(wanted).collect(),
                 ..InferRequest::default()
             };
-            Arc::new(Part {
+            Arc::new(BatchedRequest {
                 request,
                 checked: Checked { batch_size: 1, shape_key: 0 },
                 padding: false,
             })
         });
-        let parts: Vec<Arc<Part>> = parts.collect();
+        let batched_requests: Vec<Arc<BatchedRequest>> = batched_requests.collect();
         let blocks: Vec<OutputBlock> = blocks
             .iter()
             .map(|&(output, requests, in_client_memory)| {
-                let rows = if requests.is_empty() { parts.len() } else { requests.len() };
+                let rows =
+                    if requests.is_empty() { batched_requests.len() } else { requests.len() };
                 let requests = requests.to_vec();
                 let shape = vec![rows as i64, 1];
                 let len = rows as u64;
@@ -587,13 +596,13 @@ mod tests {
         };
         let outputs: Vec<_> = blocks
             .iter()
-            .map(|block| output(&config, &parts, block, data(block)).unwrap())
+            .map(|block| output(&config, &batched_requests, block, data(block)).unwrap())
             .collect();
-        let names = |(index, part): (usize, &Arc<Part>)| {
-            let answer = response(&config, 1, part, index, &outputs);
+        let names = |(index, batched): (usize, &Arc<BatchedRequest>)| {
+            let answer = response(&config, 1, batched, index, &outputs);
             answer.outputs.into_iter().map(|output| output.name).collect::<String>()
         };
-        parts.iter().enumerate().map(names).collect()
+        batched_requests.iter().enumerate().map(names).collect()
     }
 
     #[test]
@@ -624,18 +633,18 @@ mod tests {
             "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [2] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
-        let part = |(batch_size, region): (u64, Option<Slice>)| {
+        let batched = |(batch_size, region): (u64, Option<Slice>)| {
             let wanted =
                 RequestedOutput { name: "Y".to_owned(), region, ..RequestedOutput::default() };
             let request = InferRequest { outputs: vec![wanted], ..InferRequest::default() };
-            Arc::new(Part {
+            Arc::new(BatchedRequest {
                 request,
                 checked: Checked { batch_size, shape_key: 0 },
                 padding: false,
             })
         };
         let region = |len| Some(Slice::new("r".to_owned(), 8, len));
-        let parts = [(1, None), (2, region(9)), (1, None)].map(part);
+        let batched_requests = [(1, None), (2, region(9)), (1, None)].map(batched);
         let block = |requests: &[u32], rows: i64, in_client_memory: bool| OutputBlock {
             output: 0,
             requests: requests.to_vec(),
@@ -646,11 +655,11 @@ mod tests {
             in_client_memory,
             loan: None,
         };
-        let made = |block, data| output(&config, &parts, block, data).unwrap();
+        let made = |block, data| output(&config, &batched_requests, block, data).unwrap();
         let blocks = [block(&[1], 2, true), block(&[0, 2], 2, false)];
         let outputs = [made(&blocks[0], &[]), made(&blocks[1], &[1, 2, 3, 4])];
         let tensor = |at: usize| {
-            let answer = response(&config, 1, &parts[at], at, &outputs);
+            let answer = response(&config, 1, &batched_requests[at], at, &outputs);
             (answer.outputs[0].tensor.shape.clone(), answer.outputs[0].tensor.data.clone())
         };
         assert_eq!(tensor(0), (vec![1, 2], vec![1u8, 2].into()));
@@ -660,7 +669,7 @@ mod tests {
         // range.
         for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 5)] {
             assert!(
-                output(&config, &parts, &block(requests, rows, true), &[]).is_err(),
+                output(&config, &batched_requests, &block(requests, rows, true), &[]).is_err(),
                 "{requests:?} {rows}"
             );
         }

@@ -211,7 +211,8 @@ impl<B> Received<B> {
 
     /// Drops the data of a message that cannot be received, and returns the error.
     fn fail(&mut self, status: Status) -> BoxError {
-        (self.rest, self.partial) = (Bytes::new(), Partial::default());
+        self.rest = Bytes::new();
+        self.partial = Partial::default();
         self.reservation.release();
         status.into()
     }

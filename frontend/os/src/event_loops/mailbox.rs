@@ -83,13 +83,13 @@ impl Mailbox {
     }
 
     /// Asks to be woken. Returns `false` if work waits already.
-    pub(super) fn sleep(&self) -> bool {
+    pub(super) fn request_wakeup(&self) -> bool {
         self.0.sleeps.store(true, Ordering::SeqCst);
         self.0.work.lock().is_empty()
     }
 
-    /// Withdraws the request of [`Mailbox::sleep`].
-    pub(super) fn wake(&self) {
+    /// Withdraws the request of [`Mailbox::request_wakeup`].
+    pub(super) fn withdraw_wakeup(&self) {
         self.0.sleeps.store(false, Ordering::SeqCst);
     }
 }

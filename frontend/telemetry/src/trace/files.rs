@@ -342,14 +342,15 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use pharos::id::ModelVersion;
-    use pharos::request_trace::{Levels, Part, Sample};
+    use pharos::request_trace::{Levels, Sample, TracedPart};
     use pharos::timeline::Instant;
 
     use super::*;
 
     /// Returns a trace whose request has this id; two of them fill a file.
     fn trace(id: u64) -> Finished {
-        let part = Part { id, model: Some(ModelVersion::new("m", 1)), ..Part::default() };
+        let part =
+            TracedPart { id, model: Some(ModelVersion::new("m", 1)), ..TracedPart::default() };
         let sample =
             Sample { generation: 7, levels: Levels::default(), log_frequency: 2, limited: false };
         Finished { sample, context: None, parts: vec![part], ended: Instant(0) }

@@ -71,16 +71,17 @@ pub(super) fn name_of(url: &str) -> Result<String, ErrorResponse> {
     )))
 }
 
-/// An incomplete file, which gets its name with [`Part::finish`] and is removed if dropped before.
+/// An incomplete file, which gets its name with [`UnfinishedFile::finish`] and is removed if
+/// dropped before.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct UnfinishedFile {
     path: PathBuf,
     target: PathBuf,
     file: File,
     origin: CodeOrigin,
 }
 
-impl Part {
+impl UnfinishedFile {
     /// Creates an incomplete file in the store.
     ///
     /// # Errors
@@ -162,7 +163,7 @@ pub(super) fn came_by_request(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| content(&found).as_bytes() == marked)
 }
 
-impl Drop for Part {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -196,7 +197,7 @@ mod tests {
     fn files_that_came_by_request_are_recognized_until_they_are_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let kept = |name: &str, origin| {
-            let mut part = Part::new(folder.path(), name, origin).unwrap();
+            let mut part = UnfinishedFile::new(folder.path(), name, origin).unwrap();
             part.file().write_all(b"content").unwrap();
             part.finish().unwrap().path().to_owned()
         };
@@ -213,7 +214,7 @@ mod tests {
         fs::write(&killed, "half").unwrap();
         let keep = |thread: usize| {
             for number in 0..200 {
-                let part = Part::new(
+                let part = UnfinishedFile::new(
                     folder.path(),
                     &format!("{thread}-{number}.mar"),
                     CodeOrigin::Operator,

@@ -179,7 +179,7 @@ fn quoted(text: &str) -> String {
             '\r' => quoted.push_str("\\r"),
             '\t' => quoted.push_str("\\t"),
             c if (c as u32) < 0x20 || c as u32 == 0x7f => {
-                drop(write!(quoted, "\\{:03o}", c as u32))
+                let _ = write!(quoted, "\\{:03o}", c as u32);
             }
             c => quoted.push(c),
         }

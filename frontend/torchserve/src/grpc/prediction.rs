@@ -13,10 +13,12 @@ use tonic::{Code, Status};
 
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
-use crate::form::{self, Part};
+use crate::form::{self, FormPart};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, ModelReference, Version};
-use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
+use crate::rest::{
+    EndedSequences, Shared, accept, end_of_worker, first_response, wait_until_loaded,
+};
 use crate::{ErrorResponse, Exception, failure as prediction};
 use pharos_edge::SharedCall;
 use pharos_os::clock;
@@ -84,11 +86,11 @@ impl Prediction {
         let internal = |refused: ErrorResponse| failure::with_code(Code::Internal, &refused);
         let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
         let reference = ModelReference { name: &model_name, version: &model_version };
-        let in_flight = enter(shared, reference, &version).map_err(internal)?;
+        let in_flight = accept(shared, reference, &version).map_err(internal)?;
         let received = clock::now();
         form::check_parts(input.len()).map_err(internal)?;
-        let parts: Vec<Part> =
-            input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
+        let parts: Vec<FormPart> =
+            input.into_iter().map(|(name, data)| FormPart::bare(name, data)).collect();
         let mut handler_call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
             let given = sequence_id.clone().filter(|id| !id.is_empty());
@@ -133,7 +135,8 @@ impl Prediction {
     /// Waits until the engine has accepted the request.
     async fn run(&mut self) -> Result<(), Status> {
         let Stage::Waits(_) = &self.stage else { return Ok(()) };
-        let loaded = loaded(&self.shared, self.reference(), &self.version, self.received).await;
+        let loaded =
+            wait_until_loaded(&self.shared, self.reference(), &self.version, self.received).await;
         loaded.map_err(|refused| status(&refused))?;
         if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
             match self.shared.stream(*request, self.reference()) {
@@ -178,7 +181,7 @@ impl Prediction {
         let begun = std::mem::replace(&mut self.begun, true);
         let streamed = match begun {
             true => responses.next_response().await,
-            false => match first_of(&mut **responses, &self.version, self.received).await {
+            false => match first_response(&mut **responses, &self.version, self.received).await {
                 Ok(streamed) => streamed,
                 Err(error) => return Some((Err(self.failed(&error).await), true)),
             },
@@ -210,7 +213,7 @@ impl Prediction {
     }
 
     async fn failed(&mut self, error: &InferError) -> Status {
-        let end = end_of(&self.shared, error, &self.version, self.received).await;
+        let end = end_of_worker(&self.shared, error, &self.version, self.received).await;
         status(&prediction::refused(error, self.reference(), || end))
     }
 }

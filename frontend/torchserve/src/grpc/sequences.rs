@@ -45,7 +45,7 @@ pub(super) fn answers(
 }
 
 /// An event of a running request.
-enum Part {
+enum SequenceEvent {
     Answer(PredictionResponse),
     /// The response to a request of this sequence is complete.
     Ended(String),
@@ -57,7 +57,7 @@ struct Sequences {
     /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
     /// Running requests: at most one of each sequence, unless they overlap.
-    predictions: SelectAll<BoxStream<'static, Part>>,
+    predictions: SelectAll<BoxStream<'static, SequenceEvent>>,
     /// For each sequence in `predictions`, the requests queued behind the running one.
     waiting: HashMap<String, VecDeque<PredictionsRequest>>,
     /// The number of running and queued requests.
@@ -77,8 +77,8 @@ impl Sequences {
             let reads = self.ahead < MAX_AHEAD;
             tokio::select! {
                 Some(part) = self.predictions.next() => match part {
-                    Part::Answer(answer) => return Some(Ok(answer)),
-                    Part::Ended(id) => self.finish(id),
+                    SequenceEvent::Answer(answer) => return Some(Ok(answer)),
+                    SequenceEvent::Ended(id) => self.finish(id),
                 },
                 Some(asked) = message(&mut self.requests), if reads => match asked {
                     Ok(Some(asked)) => self.take(asked),
@@ -173,12 +173,12 @@ async fn message(
     Some(requests.as_mut()?.message().await)
 }
 
-fn parts(prediction: Prediction, id: String) -> impl Stream<Item = Part> + Send {
+fn parts(prediction: Prediction, id: String) -> impl Stream<Item = SequenceEvent> + Send {
     let sequence_id = prediction.sequence_id();
     let answers = prediction.parts().map(move |part| {
-        Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
+        SequenceEvent::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
     });
-    answers.chain(stream::once(std::future::ready(Part::Ended(id))))
+    answers.chain(stream::once(std::future::ready(SequenceEvent::Ended(id))))
 }
 
 /// Converts a status to a response: its message, without the exception class.

@@ -251,7 +251,8 @@ mod tests {
             "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used \
              [MiB]::[N/A]",
         );
-        (reading.utilization, reading.bandwidth) = (None, Some(0.29));
+        reading.utilization = None;
+        reading.bandwidth = Some(0.29);
         check(
             Some(&reading),
             "gpuId::1 utilization.gpu [%]::[N/A] utilization.memory [%]::29 % memory.used \

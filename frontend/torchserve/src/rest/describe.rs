@@ -4,7 +4,7 @@ use axum::response::Response;
 use pharos::error::InferError;
 use serde_json::Value;
 
-use super::predict::{end_of, loaded};
+use super::predict::{end_of_worker, wait_until_loaded};
 use super::{RequestHead, Shared, answer};
 use crate::handler_call::{self, HandlerCall};
 use crate::registry::{ModelDescription, ModelReference, Version};
@@ -72,7 +72,7 @@ async fn handler_description(
     }
     let since = clock::now();
     let reference = ModelReference { name: model, version: "" };
-    loaded(shared, reference, version, since).await?;
+    wait_until_loaded(shared, reference, version, since).await?;
     let DescriptionCall { id, mut headers } = call;
     headers.insert("describe".to_owned(), Value::from("True"));
     let handler_call = HandlerCall { headers, describe: true, explain: false };
@@ -95,7 +95,7 @@ async fn handler_description(
             Ok(serde_json::from_str(&text).unwrap_or_else(|_| Value::from(text.into_owned())))
         }
         Err(error) => {
-            let end = end_of(shared, &error, version, since).await;
+            let end = end_of_worker(shared, &error, version, since).await;
             Err(failure::refused(&error, reference, || end))
         }
     }

@@ -43,7 +43,7 @@ pub(crate) use answer::refusal;
 pub(super) use describe::{DescriptionCall, descriptions};
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
-pub(super) use predict::{end_of, enter, first_of, loaded};
+pub(super) use predict::{accept, end_of_worker, first_response, wait_until_loaded};
 
 /// The header of v2 requests with binary tensors behind the JSON.
 const BINARY: &str = "inference-header-content-length";

@@ -19,7 +19,7 @@ use super::ended::EndedSequences;
 use super::streaming::Parts;
 use super::{Port, RequestHead, Shared, answer, openapi};
 use crate::failure::{self, End};
-use crate::form::{self, Part};
+use crate::form::{self, FormPart};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, ModelReference, Version};
 use crate::routes::Target;
@@ -46,7 +46,7 @@ pub(super) async fn predict(
     // Fail before reading the body if the model is unknown.
     let known =
         named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
-    let parts = parts(shared, head, &target, body).await?;
+    let parts = read_parts(shared, head, &target, body).await?;
     let model = match named {
         Some(model) => model,
         None => model_of(&parts)
@@ -57,9 +57,9 @@ pub(super) async fn predict(
         return Ok(answer::json(&openapi::of_model(&model)));
     }
     let reference = ModelReference { name: &model, version: &target.version };
-    let entered = enter(shared, reference, &version)?;
-    loaded(shared, reference, &version, head.received).await?;
-    let mut handler_call = call_of(head, &target);
+    let in_flight = accept(shared, reference, &version)?;
+    wait_until_loaded(shared, reference, &version, head.received).await?;
+    let mut handler_call = handler_call_of(head, &target);
     let sequence =
         version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut handler_call));
     let mut request = handler_call::request(reference, &head.id, &parts, handler_call)
@@ -74,10 +74,10 @@ pub(super) async fn predict(
     request.timeline.request_start = clock::now();
     let answered = async {
         let mut responses = shared.stream(request, reference)?;
-        let first = first_of(&mut *responses, &version, head.received).await?;
+        let first = first_response(&mut *responses, &version, head.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
-        respond(first, responses, entered, ended, shared.settings.max_response_size)
+        respond(first, responses, in_flight, ended, shared.settings.max_response_size)
     };
     match answered.await {
         Ok((response, timeline)) => {
@@ -88,7 +88,7 @@ pub(super) async fn predict(
         }
         Err(error) => {
             call.forget_timing();
-            let end = end_of(shared, &error, &version, head.received).await;
+            let end = end_of_worker(shared, &error, &version, head.received).await;
             Err(failure::refused(&error, reference, || end))
         }
     }
@@ -119,7 +119,7 @@ impl Shared {
 ///
 /// # Errors
 /// There was no response within the model's `clientTimeoutInMills`.
-pub(crate) async fn first_of(
+pub(crate) async fn first_response(
     responses: &mut dyn Responses,
     version: &Version,
     received: Instant,
@@ -136,7 +136,7 @@ pub(crate) async fn first_of(
 ///
 /// # Errors
 /// The version has no workers configured, or all are busy and the model does not queue requests.
-pub(crate) fn enter(
+pub(crate) fn accept(
     shared: &Shared,
     reference: ModelReference<'_>,
     found: &Arc<Version>,
@@ -158,7 +158,7 @@ pub(crate) fn enter(
 ///
 /// # Errors
 /// Too many requests are waiting, or the timeout has passed.
-pub(crate) async fn loaded(
+pub(crate) async fn wait_until_loaded(
     shared: &Shared,
     reference: ModelReference<'_>,
     found: &Version,
@@ -187,12 +187,12 @@ fn too_late(limit: Duration) -> InferError {
 }
 
 /// Reads the parts of a request.
-async fn parts(
+async fn read_parts(
     shared: &Shared,
     head: &RequestHead,
     target: &Target,
     body: Body,
-) -> Result<Vec<Part>, ErrorResponse> {
+) -> Result<Vec<FormPart>, ErrorResponse> {
     let limit = shared.settings.max_request_size;
     let whole = match body::read(&shared.budget, body, limit).await {
         Ok(Read::Whole(data)) => data.join(),
@@ -212,12 +212,12 @@ async fn parts(
 }
 
 /// Returns the model name in a form.
-fn model_of(parts: &[Part]) -> Option<String> {
+fn model_of(parts: &[FormPart]) -> Option<String> {
     let named = parts.iter().find(|part| part.name == "model_name" && !part.data.is_empty())?;
     Some(String::from_utf8_lossy(&named.data).into_owned())
 }
 
-fn call_of(head: &RequestHead, target: &Target) -> HandlerCall {
+fn handler_call_of(head: &RequestHead, target: &Target) -> HandlerCall {
     let mut headers = handler_call::headers(&head.headers);
     if let Some(explain) = target.explain {
         headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
@@ -306,7 +306,7 @@ fn respond(
 
 /// Returns how the worker of a failed request ended, if it did. The exit status is known shortly
 /// after the connection is lost.
-pub(crate) async fn end_of(
+pub(crate) async fn end_of_worker(
     shared: &Shared,
     error: &InferError,
     version: &Version,

@@ -6,7 +6,8 @@ use super::*;
 fn limits_reject_on_arrival() {
     let mut bench = Bench::new(
         with(oldest(1), |sequences: &mut SequenceSettings| {
-            (sequences.max_backlog, sequences.max_queue) = (Some(1), 1)
+            sequences.max_backlog = Some(1);
+            sequences.max_queue = 1;
         }),
         1,
     );
@@ -22,7 +23,8 @@ fn limits_reject_on_arrival() {
 fn a_sequence_with_an_implicit_start_may_be_rejected_for_lack_of_slots() {
     let mut bench = Bench::new(
         with(oldest(1), |sequences: &mut SequenceSettings| {
-            (sequences.implicit_start, sequences.max_backlog) = (true, Some(0));
+            sequences.implicit_start = true;
+            sequences.max_backlog = Some(0);
         }),
         1,
     );

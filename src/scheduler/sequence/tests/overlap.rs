@@ -7,7 +7,9 @@ use crate::scheduler::tests::random::Random;
 
 fn overlapping(most: u32) -> Settings {
     with(oldest(most), |sequences| {
-        (sequences.iterative, sequences.overlapping, sequences.implicit_start) = (true, true, true);
+        sequences.iterative = true;
+        sequences.overlapping = true;
+        sequences.implicit_start = true;
     })
 }
 
@@ -66,7 +68,8 @@ fn ordinary_sequences_never_overlap() {
     // Without the strategy or without iterative sequences the setting has no effect.
     for (settings, iterative) in [(direct(), true), (oldest(4), false)] {
         let settings = with(settings, |sequences| {
-            (sequences.iterative, sequences.overlapping) = (iterative, true)
+            sequences.iterative = iterative;
+            sequences.overlapping = true;
         });
         let mut bench = Bench::new(settings, 1);
         bench.send(&["(a"]);

@@ -428,7 +428,7 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
     let (reader, sender, mut frontend) = connection();
     let process = std::thread::spawn(move || {
-        crate::answer(reader, sender, descriptors, &Registry::default(), |_| Ok(cuda))
+        crate::load_and_run(reader, sender, descriptors, &Registry::default(), |_| Ok(cuda))
             .map_err(|e| e.to_string())
     });
     let mut bytes = Vec::new();
