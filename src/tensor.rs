@@ -110,6 +110,19 @@ pub struct Tensor {
     pub data: Data,
 }
 
+impl Tensor {
+    /// Returns a BYTES tensor of this shape with one element; `None` if the element has 4 GiB or
+    /// more.
+    pub fn of_element(element: &[u8], shape: Vec<i64>) -> Option<Self> {
+        let mut data = Vec::with_capacity(element.len() + 4);
+        push_bytes_element(&mut data, element).then(|| Self {
+            datatype: DataType::Bytes,
+            shape,
+            data: data.into(),
+        })
+    }
+}
+
 /// Splits the serialized elements of a BYTES tensor.
 ///
 /// Yields the bytes of each element. The first framing error (a length that exceeds the data) ends

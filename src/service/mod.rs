@@ -50,7 +50,7 @@ pub const UNREAD_RESPONSES: u32 = crate::wire::CREDITS;
 /// An endpoint that gives one response to an inference request: it refuses decoupled models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// `POST .../infer`.
+    /// `POST .../infer`, and other requests over HTTP that have one response.
     HttpInfer,
     /// `ModelInfer`.
     GrpcInfer,

@@ -205,7 +205,8 @@ pub(crate) struct Ban {
 }
 
 const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
-const EDGES: &[&str] = &["frontend/http/", "frontend/grpc/"];
+/// The packages of protocols. TorchServe's manages workers and has rules of its own.
+const EDGES: &[&str] = &["frontend/edge/", "frontend/http/", "frontend/grpc/"];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[
     "prost",

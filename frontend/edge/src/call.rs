@@ -32,10 +32,10 @@ use parking_lot::{Mutex, MutexGuard};
 use pharos::access::tokens::bearer;
 use pharos::error::{InferError, Reason};
 use pharos::id::{TenantId, TraceId};
-use pharos::infer::{InferRequest, Parameter};
+use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::metrics::catalog::TenantSource;
 use pharos::request_trace::Traced;
-use pharos::service::{Protocol, Route};
+use pharos::service::{Endpoint, Protocol, Route};
 use pharos::timeline::{Instant, Timeline};
 use pharos_listener::Peer;
 use pharos_os::clock;
@@ -267,15 +267,16 @@ impl Call {
         Ok(())
     }
 
-    /// Names the model of the load report in the trailers of a response; the first one counts.
+    /// Names the model of the load report in a response; the first one counts. Over HTTP, it is the
+    /// model in the path if this is not called.
     pub fn name_model(&mut self, model: &str, version: &str) {
         if let Some(report) = &mut self.report {
             report.name_model(model, version);
         }
     }
 
-    /// Adds to a request of an inference what is known of its client. Its message was read at
-    /// `read`.
+    /// Adds to a request of an inference what is known of its client, and begins it: the call of
+    /// the engine follows at once. Its message was read at `read`.
     pub fn describe_client_in(&mut self, request: &mut InferRequest, read: Instant) {
         request.tenant = self.tenant;
         request.trace = self.trace;
@@ -284,6 +285,26 @@ impl Call {
         let parameters = mem::take(&mut self.parameters).into_iter();
         request.parameters.extend(parameters.map(|(name, value)| (name, Parameter::String(value))));
         Activities::of(self.protocol).received(self.traced.as_ref(), read, request);
+        request.timeline.request_start = self.policy.service().now();
+    }
+
+    /// Runs an inference with one response, whose message has just been read.
+    ///
+    /// # Errors
+    /// As [`pharos::service::Service::infer`]. The caller reports it with [`Call::has_failed`].
+    pub async fn infer(
+        &mut self,
+        mut request: Box<InferRequest>,
+        endpoint: Endpoint,
+    ) -> Result<InferResponse, InferError> {
+        let read = self.policy.service().now();
+        self.describe_client_in(&mut request, read);
+        let response = self.policy.service().infer(request, endpoint).await;
+        self.has_responded();
+        if let Ok(response) = &response {
+            self.set_times(&response.timeline);
+        }
+        response
     }
 
     /// Stamps the trace: the last response of the model, or an error, was received.

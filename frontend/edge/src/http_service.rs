@@ -14,7 +14,10 @@ use http::{HeaderMap, Request, StatusCode};
 
 use pharos::error::Reason;
 use pharos::service::{Protocol, Route, SharedService};
+use pharos_listener::PhaseReceiver;
 use pharos_listener::body_timeout::{BodyLimits, BoxError, LimitedBody};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
@@ -37,6 +40,23 @@ pub fn count_unparsed(service: SharedService) -> impl Fn(u16) + Clone + Send + '
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
     }
+}
+
+/// Spawns a task that passes the requests of a listener to a handler, until `phases` says that the
+/// server stops and all requests in flight are answered. `body_timeout` is the maximum time without
+/// data of a body; zero for no limit.
+#[must_use]
+pub fn serve(
+    listener: TcpListener,
+    handler: impl Handle + Sync,
+    service: SharedService,
+    body_timeout: Duration,
+    connections: pharos_listener::Settings,
+    phases: PhaseReceiver,
+) -> JoinHandle<()> {
+    let http = HttpService::new(handler, body_timeout);
+    let unparsed = count_unparsed(service);
+    tokio::spawn(pharos_listener::serve(listener, connections, http, unparsed, phases))
 }
 
 /// A handler as the service of a listener.

@@ -8,8 +8,10 @@
 pub mod access;
 mod call;
 pub mod deadline;
+mod error_answer;
 pub mod headers;
 pub mod http_service;
+pub mod http_settings;
 pub mod load_report;
 mod policy;
 pub mod renderings;
@@ -20,5 +22,6 @@ pub mod routing;
 
 pub use self::access::Refusal;
 pub use self::call::{Call, Incoming, SharedCall, address, status_for};
+pub use self::error_answer::{answer_error, answer_refusal, status_of};
 pub use self::policy::{OpenPolicy, Policy, ServerPolicy};
 pub use self::request_trace::Sending;

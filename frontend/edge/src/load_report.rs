@@ -27,15 +27,17 @@ fn requested(route: Route, headers: &HeaderMap) -> Option<Format> {
 #[derive(Clone, Debug)]
 pub struct Requested {
     format: Format,
-    /// Names the model.
+    /// Names the model, unless `model` does.
     uri: Uri,
+    /// The model and version, for requests whose path does not name them.
+    model: Option<(String, String)>,
 }
 
 impl Requested {
     /// Returns the load report that a request to this URI asks for.
     pub fn of(route: Route, headers: &HeaderMap, uri: &Uri) -> Option<Self> {
         let format = requested(route, headers)?;
-        Some(Self { format, uri: uri.clone() })
+        Some(Self { format, uri: uri.clone(), model: None })
     }
 
     /// Adds the report to the headers of a response. `report` returns the load report of a model
@@ -46,7 +48,10 @@ impl Requested {
         report: impl FnOnce(&str, &str) -> Arc<LoadReport>,
     ) {
         let path = percent_decode_str(self.uri.path()).decode_utf8_lossy();
-        let (model, version) = model_of(&path);
+        let (model, version) = match &self.model {
+            Some((model, version)) => (model.as_str(), version.as_str()),
+            None => model_of(&path),
+        };
         if let Ok(value) =
             HeaderValue::from_maybe_shared(report(model, version).header(self.format))
         {
@@ -98,11 +103,10 @@ impl Report {
         requested(route, headers).map(|_| Self::Trailer { model: None })
     }
 
-    /// Names the model of a report in trailers, unless it has a name.
+    /// Names the model of a report, unless it has a name.
     pub(crate) fn name_model(&mut self, model: &str, version: &str) {
-        if let Self::Trailer { model: named @ None } = self {
-            *named = Some((model.to_owned(), version.to_owned()));
-        }
+        let (Self::Header(Requested { model: named, .. }) | Self::Trailer { model: named }) = self;
+        named.get_or_insert_with(|| (model.to_owned(), version.to_owned()));
     }
 
     /// Returns whether the report is part of the head of a response.

@@ -39,7 +39,7 @@ impl From<Route> for RouteOf {
 /// A request for a declared path.
 pub struct Routed {
     /// The named segments of the path in order, percent-decoded. `None` without named segments, or
-    /// if one is not valid UTF-8.
+    /// if one is not valid UTF-8: the path then does not exist.
     pub parameters: Option<Vec<String>>,
     /// The request.
     pub request: Request<Body>,

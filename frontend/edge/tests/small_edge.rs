@@ -2,22 +2,18 @@
 //! request in reverse. The page "Edges" of the internals explains the parts.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos::metrics::labels::Listener;
 use pharos::service::{Protocol, Route, SharedService};
-use pharos_edge::access::Access;
-use pharos_edge::http_service::{HttpService, count_unparsed};
-use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::headers::check_encoding;
+use pharos_edge::http_settings::HttpSettings;
 use pharos_edge::routing::{Builder, Fallbacks, Methods, Routed, Routes, handler};
-use pharos_edge::{Call, Refusal, ServerPolicy};
-use pharos_listener::receiving::Budget;
-use pharos_listener::receiving::body::{self, Read};
+use pharos_edge::{Call, answer_error, answer_refusal, http_service};
+use pharos_listener::receiving::body;
 use pharos_listener::{Phase, PhaseReceiver, Settings};
 use pharos_service_double::EchoService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,39 +24,27 @@ use tokio::task::JoinHandle;
 /// [`SharedService`] here.
 #[derive(Clone)]
 struct Edge {
-    /// The memory for bodies that are being received.
-    budget: Budget,
+    settings: HttpSettings,
 }
-
-/// The maximum bytes of a text.
-const MAX_TEXT: u64 = 64 << 10;
 
 /// Answers `POST /reverse`. A call is finished with its response and, if the request failed, the
 /// reason.
 async fn reverse(edge: Edge, call: Call, routed: Routed) -> Response {
-    match read_text(&edge, routed.request.into_body()).await {
+    match read_text(&edge, routed).await {
         Ok(text) => {
             let reversed: String = text.chars().rev().collect();
             call.finish(response(StatusCode::OK, reversed), None)
         }
-        Err(error) => {
-            let status = StatusCode::from_u16(error.code.http_status());
-            let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            call.finish(response(status, error.message), Some(error.reason))
-        }
+        Err(error) => call.finish(answer_error(&error, error.message.clone()), Some(error.reason)),
     }
 }
 
-/// Reads the body of a request, which holds memory of the budget until it is complete.
-async fn read_text(edge: &Edge, body: Body) -> Result<String, InferError> {
-    let body = match body::read(&edge.budget, body, MAX_TEXT).await? {
-        Read::Whole(body) => body.join(),
-        Read::TooLarge(size) => {
-            let text = format!("a text of {size} bytes is too large: allowed are {MAX_TEXT} bytes");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-        }
-    };
-    String::from_utf8(body.to_vec())
+/// Reads the body of a request, within the limit and the memory budget.
+async fn read_text(edge: &Edge, routed: Routed) -> Result<String, InferError> {
+    check_encoding(routed.request.headers())?;
+    let HttpSettings { budget, max_input_size, .. } = &edge.settings;
+    let body = body::read_within(budget, routed.request.into_body(), *max_input_size).await?;
+    String::from_utf8(body.join().to_vec())
         .map_err(|error| InferError::malformed(format!("the text is not UTF-8: {error}")))
 }
 
@@ -70,28 +54,18 @@ fn response(status: StatusCode, text: impl Into<Body>) -> Response {
     response
 }
 
-/// Returns the answer to a request without access to its route.
-fn no_access(refusal: Refusal) -> Response {
-    response(StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::FORBIDDEN), refusal.text)
-}
-
 /// Returns the table of the edge: every path with its route, which decides on access, and its
 /// handlers.
-fn routes(service: SharedService) -> Routes<Edge> {
-    let policy = ServerPolicy {
-        service,
-        access: Access::default(),
-        restricted: Arc::default(),
-        timing: ResponseTiming::default(),
-    };
+fn routes(service: SharedService, settings: HttpSettings) -> Routes<Edge> {
+    let policy = settings.policy(service);
     let fallbacks = Fallbacks {
         not_found: || response(StatusCode::NOT_FOUND, "no such path"),
         wrong_method: || response(StatusCode::METHOD_NOT_ALLOWED, "only POST is allowed"),
-        refused: no_access,
+        refused: |refusal| answer_refusal(&refusal, refusal.text.clone()),
     };
     Builder::default().route("/reverse", Route::Infer, Methods::post(handler(reverse))).build(
-        Edge { budget: Budget::default() },
-        Arc::new(policy),
+        Edge { settings },
+        policy,
         fallbacks,
     )
 }
@@ -100,12 +74,13 @@ fn routes(service: SharedService) -> Routes<Edge> {
 fn serve(
     listener: TcpListener,
     service: SharedService,
+    settings: HttpSettings,
     connections: Settings,
     phases: PhaseReceiver,
 ) -> JoinHandle<()> {
-    let refused = count_unparsed(service.clone());
-    let http = HttpService::new(routes(service), Duration::from_secs(60));
-    tokio::spawn(pharos_listener::serve(listener, connections, http, refused, phases))
+    let body_timeout = settings.body_timeout;
+    let routes = routes(service.clone(), settings);
+    http_service::serve(listener, routes, service, body_timeout, connections, phases)
 }
 
 /// Sends a request whose response ends the connection. Returns the status line and the body.
@@ -128,7 +103,8 @@ async fn every_request_is_answered_and_counted_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("its address");
     let (stop, phases) = tokio::sync::watch::channel(Phase::Serving);
-    let edge = serve(listener, service.shared(), Settings::new(Listener::Http), phases);
+    let connections = Settings::new(Listener::Http);
+    let edge = serve(listener, service.shared(), HttpSettings::default(), connections, phases);
 
     for (request, text, status, body) in [
         ("POST /reverse", "abc é".as_bytes(), "200 OK", "é cba"),

@@ -168,7 +168,6 @@ impl GrpcInferenceService for Inference {
             let infer = pin!(async {
                 let mut request = decode(request.into_inner(), inputs, &*self.0).await?;
                 call.lock().describe_client_in(&mut request, read);
-                request.timeline.request_start = self.0.now();
                 let response = self.0.infer(request, Endpoint::GrpcInfer).await;
                 call.lock().has_responded();
                 response

@@ -214,7 +214,6 @@ impl Reading {
     ) -> Result<(Box<dyn Responses>, bool), InferError> {
         let mut decoded = codec::decode_for(message, Inputs::default(), &*self.service).await?;
         call.describe_client_in(&mut decoded, self.service.now());
-        decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
         // The next request of the stream waits too, because the requests of a sequence must stay in
         // order.

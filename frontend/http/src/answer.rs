@@ -6,9 +6,9 @@ use std::future::Future;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos_edge::routing::{Handler, Methods, Routed, handler};
 use pharos_edge::{Call, Refusal};
 
@@ -86,12 +86,7 @@ pub(super) fn unknown_path() -> Failure {
 
 /// Returns the answer to a client without access to a route.
 pub(super) fn no_access(refusal: Refusal) -> Response {
-    let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::FORBIDDEN);
-    let mut response = error_text(status, &refusal.text);
-    if let Some(challenge) = refusal.challenge {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-    }
-    response
+    with_json(pharos_edge::answer_refusal(&refusal, error_json(&refusal.text)))
 }
 
 /// Returns the answer of a verb that reports only success or failure.
@@ -132,16 +127,12 @@ pub(super) fn empty(status: StatusCode) -> Response {
 
 /// Returns `{"error":"text"}` with the error's status.
 pub(super) fn error(error: &InferError) -> Response {
-    let status =
-        StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = error_text(status, &error.message);
-    // The client may still be sending the rest of a body that was too large or too slow; it must
-    // not be parsed as a request.
-    if error.reason == Reason::TooLarge
-        || (error.reason, error.code) == (Reason::Timeout, ErrorCode::InvalidArg)
-    {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
+    with_json(pharos_edge::answer_error(error, error_json(&error.message)))
+}
+
+fn with_json(mut response: Response) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
     response
 }
 
@@ -158,12 +149,17 @@ fn shortened(text: &str) -> (&str, bool) {
 
 /// Returns `{"error":"text"}` with the given status.
 pub(crate) fn error_text(status: StatusCode, text: &str) -> Response {
+    with_body(status, "application/json", error_json(text))
+}
+
+/// Returns `{"error":"text"}`.
+fn error_json(text: &str) -> String {
     let text = match shortened(text) {
         (all, false) => Cow::Borrowed(all),
         (first, true) => Cow::Owned(format!("{first}...")),
     };
     let text = serde_json::to_string(&text).unwrap_or_else(|_| "\"\"".to_owned());
-    with_body(status, "application/json", format!("{{\"error\":{text}}}"))
+    format!("{{\"error\":{text}}}")
 }
 
 /// Refuses a content coding: 501 with the supported codings.

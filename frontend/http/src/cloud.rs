@@ -24,7 +24,7 @@ use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
 use super::{Edge, Settings, answer, metrics};
 use pharos_edge::Incoming;
-use pharos_edge::http_service::{Handle, HttpService, count_unparsed};
+use pharos_edge::http_service::{self, Handle};
 use pharos_edge::request_log::FIELDS;
 use pharos_edge::routing::Routes;
 use pharos_listener as listener;
@@ -74,14 +74,8 @@ impl Endpoints {
         phases: PhaseReceiver,
     ) -> JoinHandle<()> {
         let Edge { service, settings, .. } = self.dispatch.edge().clone();
-        let endpoints = HttpService::new(self, settings.body_timeout);
-        tokio::spawn(listener::serve(
-            listener,
-            connections,
-            endpoints,
-            count_unparsed(service),
-            phases,
-        ))
+        let body_timeout = settings.body_timeout;
+        http_service::serve(listener, self, service, body_timeout, connections, phases)
     }
 }
 

@@ -58,8 +58,9 @@ impl Coding {
     /// `*` and a missing header select identity, a weight of 0 refuses a coding, and malformed
     /// entries are ignored.
     pub(super) fn of_response(header: Option<&str>) -> Self {
+        let Some(header) = header else { return Self::Identity };
         let mut best = (Self::Identity, 0.0);
-        for item in header.unwrap_or_default().split(',') {
+        for item in header.split(',') {
             let mut parts = item.split(';').map(str::trim);
             let Some(coding) = parts.next().and_then(Self::of_name) else { continue };
             let weight = match parts.next() {

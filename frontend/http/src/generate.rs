@@ -7,10 +7,10 @@ mod events;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, TRAILER};
-use http::{HeaderMap, Request, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, TRAILER};
+use http::{HeaderMap, Request};
 use pharos::data::Data;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::service::{Protocol, Responses, Streamed};
 use pharos::timeline::Timeline;
@@ -21,10 +21,10 @@ use super::codec;
 use super::infer::{LONG, on_a_thread_if};
 use super::model::ModelPath;
 use events::Events;
-use pharos_edge::Call;
-use pharos_edge::headers::text;
+use pharos_edge::headers::check_encoding;
 use pharos_edge::response_timing::{SERVER_TIMING, accepts_trailers};
 use pharos_edge::routing::Routed;
+use pharos_edge::{Call, status_of};
 use pharos_listener::receiving::body::{self, Read};
 
 /// The error for a model that does not send exactly one response.
@@ -68,13 +68,10 @@ pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Rout
     };
     let first = responses.next_response().await;
     // The first response determines the status; later errors are sent as events.
-    let status = match &first {
-        Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
-        _ => StatusCode::OK.as_u16(),
-    };
     let mut response = Response::default();
-    *response.status_mut() =
-        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if let Some(Streamed { answer: Err(error), .. }) = &first {
+        *response.status_mut() = status_of(error);
+    }
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -147,17 +144,7 @@ async fn begin_traced(
     .await?;
     call.forward(&edge.settings.forward, headers)?;
     call.describe_client_in(&mut request, edge.service.now());
-    request.timeline.request_start = edge.service.now();
     edge.service.stream(request)
-}
-
-pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
-    let coding = text(headers, CONTENT_ENCODING);
-    if coding.is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
-        return Ok(());
-    }
-    let message = "Unsupported content-encoding, only 'identity' is supported.";
-    Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
 }
 
 /// Reads the whole body, within the limits of the edge.

@@ -8,8 +8,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferRequest, InferResponse};
-use pharos::service::{Endpoint, Service};
+use pharos::service::Endpoint;
 use pharos_os::blocking;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -66,7 +65,7 @@ pub(super) async fn answer(
             edge.service.model_metadata(&model, &version).err().unwrap_or(error)
         })?;
         call.forward(&edge.settings.forward, headers)?;
-        let response = execute(&*edge.service, &mut call, request).await?;
+        let response = call.infer(request, Endpoint::HttpInfer).await?;
         let size: usize =
             response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = match answer_coding {
@@ -92,22 +91,6 @@ pub(super) async fn answer(
             call.finish(response, Some(error.reason))
         }
     }
-}
-
-/// Executes a decoded request, and stamps its timeline and its trace.
-pub(super) async fn execute(
-    service: &dyn Service,
-    call: &mut Call,
-    mut request: Box<InferRequest>,
-) -> Result<InferResponse, InferError> {
-    call.describe_client_in(&mut request, service.now());
-    request.timeline.request_start = service.now();
-    let response = service.infer(request, Endpoint::HttpInfer).await;
-    call.has_responded();
-    if let Ok(response) = &response {
-        call.set_times(&response.timeline);
-    }
-    response
 }
 
 /// Reads, decompresses and decodes a request.

@@ -32,13 +32,11 @@ mod trace;
 mod v1;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
-use pharos::access::Restrictions;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::Listener;
 use pharos::service::SharedService;
@@ -48,53 +46,16 @@ use tokio::task::JoinHandle;
 use dispatch::Dispatch;
 pub use routes::{V2, router};
 
-use pharos_edge::access::{Access, Forward};
-use pharos_edge::http_service::{HttpService, count_unparsed};
-use pharos_edge::response_timing::ResponseTiming;
-use pharos_edge::{Policy, ServerPolicy};
+use pharos_edge::http_service;
+pub use pharos_edge::http_settings::HttpSettings as Settings;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
-use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::clock;
-
-/// The settings of the HTTP edge.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// `--http-max-input-size`: the maximum bytes of a request's JSON and, separately, of its
-    /// binary data.
-    pub max_input_size: u64,
-    /// `--http-restricted-api`.
-    pub restricted: Arc<Restrictions>,
-    /// The tokens that requests must present.
-    pub access: Access,
-    /// `--http-header-forward-pattern`.
-    pub forward: Forward,
-    /// `--http-body-timeout-secs`; zero disables the timeout.
-    pub body_timeout: Duration,
-    /// The memory budget for request bodies that are being received.
-    pub budget: Budget,
-    /// `--response-timing`.
-    pub timing: ResponseTiming,
-}
 
 /// Returns the default connection settings of an HTTP listener.
 pub fn connections() -> listener::Settings {
     listener::Settings::new(Listener::Http)
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            max_input_size: 64 << 20,
-            restricted: Arc::default(),
-            access: Access::default(),
-            forward: Forward::default(),
-            body_timeout: Duration::from_secs(60),
-            budget: Budget::default(),
-            timing: ResponseTiming::default(),
-        }
-    }
 }
 
 /// The maximum bytes of a body that has only a few members.
@@ -107,14 +68,6 @@ pub(crate) struct Edge {
     settings: Arc<Settings>,
     /// The time of its creation at the start of the server, in seconds since 1970.
     created: u64,
-}
-
-impl Settings {
-    /// Returns the policy of a port with these tokens and restrictions.
-    fn policy(&self, service: SharedService) -> Arc<dyn Policy> {
-        let Self { access, restricted, timing, .. } = self.clone();
-        Arc::new(ServerPolicy { service, access, restricted, timing })
-    }
 }
 
 impl Edge {
@@ -150,8 +103,8 @@ pub fn serve(
     phases: PhaseReceiver,
 ) -> JoinHandle<()> {
     let body_timeout = settings.body_timeout;
-    let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
-    tokio::spawn(listener::serve(listener, connections, dispatch, count_unparsed(service), phases))
+    let dispatch = Dispatch::new(service.clone(), settings);
+    http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
 }
 
 /// Returns the answer for an unknown path.

@@ -128,25 +128,27 @@ pub(super) fn elements(
 ) -> Result<(), InferError> {
     match datatype {
         DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),
-        DataType::Uint8 => list(out, bytes, |out, element| value(out, &u8::from_le_bytes(element))),
+        DataType::Uint8 => {
+            list(out, bytes, |out, element| integer(out, u8::from_le_bytes(element)))
+        }
         DataType::Uint16 => {
-            list(out, bytes, |out, element| value(out, &u16::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, u16::from_le_bytes(element)))
         }
         DataType::Uint32 => {
-            list(out, bytes, |out, element| value(out, &u32::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, u32::from_le_bytes(element)))
         }
         DataType::Uint64 => {
-            list(out, bytes, |out, element| value(out, &u64::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, u64::from_le_bytes(element)))
         }
-        DataType::Int8 => list(out, bytes, |out, element| value(out, &i8::from_le_bytes(element))),
+        DataType::Int8 => list(out, bytes, |out, element| integer(out, i8::from_le_bytes(element))),
         DataType::Int16 => {
-            list(out, bytes, |out, element| value(out, &i16::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, i16::from_le_bytes(element)))
         }
         DataType::Int32 => {
-            list(out, bytes, |out, element| value(out, &i32::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, i32::from_le_bytes(element)))
         }
         DataType::Int64 => {
-            list(out, bytes, |out, element| value(out, &i64::from_le_bytes(element)))
+            list(out, bytes, |out, element| integer(out, i64::from_le_bytes(element)))
         }
         DataType::Fp32 => list(out, bytes, |out, element| single(out, f32::from_le_bytes(element))),
         DataType::Fp64 => list(out, bytes, |out, element| double(out, f64::from_le_bytes(element))),
@@ -172,6 +174,20 @@ fn list<const N: usize>(
             out.push(b',');
         }
         element(out, *chunk)?;
+    }
+    Ok(())
+}
+
+/// Appends an integer. Those of one or two digits, such as labels and counts, are most of what
+/// clients get as JSON, and cost neither a conversion nor a copy.
+fn integer<T: itoa::Integer + Copy>(out: &mut Vec<u8>, number: T) -> Result<(), InferError>
+where
+    u8: TryFrom<T>,
+{
+    match u8::try_from(number) {
+        Ok(digit @ 0..=9) => out.push(b'0' + digit),
+        Ok(number @ 10..=99) => out.extend([b'0' + number / 10, b'0' + number % 10]),
+        _ => out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes()),
     }
     Ok(())
 }

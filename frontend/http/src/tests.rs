@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::time::Duration;
+
 use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
@@ -481,10 +483,15 @@ async fn requests_and_responses_may_be_compressed() {
             .body(body.into());
         let got = send(&EchoService::default(), request.unwrap()).await;
         assert_eq!((got.status.as_u16(), got.header("content-encoding")), (200, Some(name)));
-        let text = decompress(got.body.into(), coding, 1 << 20, &mut Budget::default().reserve())
-            .unwrap()
-            .unwrap()
-            .join();
+        let text = decompress(
+            got.body.into(),
+            coding,
+            1 << 20,
+            &mut pharos_listener::receiving::Budget::default().reserve(),
+        )
+        .unwrap()
+        .unwrap()
+        .join();
         assert!(text.ends_with(b"\"data\":[1,2]}]}"));
     }
     let service = EchoService::default();

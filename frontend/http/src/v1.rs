@@ -15,15 +15,16 @@ use axum::response::Response;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferRequest;
-use pharos::service::Route;
+use pharos::service::{Endpoint, Route};
 use serde::Serialize;
 
 use super::answer::{Failure, HandlerResult, get};
-use super::generate::{check_encoding, read};
-use super::infer::{LONG, execute, on_a_thread_if};
+use super::generate::read;
+use super::infer::{LONG, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, openai};
 use pharos_edge::Call;
+use pharos_edge::headers::check_encoding;
 use pharos_edge::routing::{Builder, RouteOf, Routed, handler};
 
 /// The suffix of the model's name or version in the path of an inference request.
@@ -133,7 +134,7 @@ async fn answer_predict(
     let result = async {
         let (request, form) = receive(edge, model, version, &parts.headers, body).await?;
         call.forward(&edge.settings.forward, &parts.headers)?;
-        let response = execute(&*edge.service, &mut call, Box::new(request)).await?;
+        let response = call.infer(Box::new(request), Endpoint::HttpInfer).await?;
         let size: usize =
             response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json))

@@ -21,7 +21,7 @@ use super::settings::Age;
 use super::token::Tokens;
 use super::{Address, Registry, Settings};
 use pharos_edge::access::Access;
-use pharos_edge::http_service::{HttpService, count_unparsed};
+use pharos_edge::http_service;
 use pharos_edge::renderings::{MAX_SCRAPE_WRITE, Renderings};
 use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener as listener;
@@ -201,9 +201,8 @@ fn rest(port: Port, address: Address, phases: &PhaseReceiver) -> Result<JoinHand
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(&port.shared, label, address, Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
-    let unparsed = count_unparsed(port.shared.service.clone());
-    let port = HttpService::new(port, BODY_TIMEOUT);
-    Ok(tokio::spawn(listener::serve(socket, connections, port, unparsed, phases.clone())))
+    let service = port.shared.service.clone();
+    Ok(http_service::serve(socket, port, service, BODY_TIMEOUT, connections, phases.clone()))
 }
 
 /// A gRPC port before it listens.

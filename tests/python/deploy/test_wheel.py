@@ -94,7 +94,8 @@ def test_the_extras_install_what_onnx_runtime_needs(wheel):
     with zipfile.ZipFile(wheel) as file:
         (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
         lines = file.read(name).decode().splitlines()
-    text = (ROOT / "worker/src/backend/onnxruntime.rs").read_text()
+    # A long string of Rust continues on the next line after a backslash.
+    text = re.sub(r"\\\n\s*", "", (ROOT / "worker/src/backend/onnxruntime.rs").read_text())
     version = re.search(r"it needs version ([\d.]+) or later", text)[1]
     assert f'Requires-Dist: onnxruntime>={version}; extra == "onnx"' in lines, lines
     assert f'Requires-Dist: onnxruntime-gpu[cuda,cudnn]>={version}; extra == "onnx-gpu"' in lines, lines

@@ -50,6 +50,7 @@ pub struct EchoService(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     records: Mutex<Vec<Record>>,
+    requests: Mutex<Vec<InferRequest>>,
     regions: Mutex<Registry>,
     settings: Mutex<Settings>,
     /// Advances by a microsecond with each read.
@@ -59,8 +60,13 @@ struct Inner {
 impl Default for EchoService {
     fn default() -> Self {
         let regions = Mutex::new(Registry::new(MAX_REGIONS));
-        let (records, settings, clock) = (Mutex::default(), Mutex::default(), AtomicU64::new(1));
-        Self(Arc::new(Inner { records, regions, settings, clock }))
+        Self(Arc::new(Inner {
+            records: Mutex::default(),
+            requests: Mutex::default(),
+            regions,
+            settings: Mutex::default(),
+            clock: AtomicU64::new(1),
+        }))
     }
 }
 
@@ -68,6 +74,11 @@ impl EchoService {
     /// Returns the recorded answers.
     pub fn records(&self) -> Vec<Record> {
         locked(&self.0.records).clone()
+    }
+
+    /// Returns the requests that reached a model, as the edge has made them.
+    pub fn requests(&self) -> Vec<InferRequest> {
+        locked(&self.0.requests).clone()
     }
 
     /// Returns the service as edges hold it.
@@ -173,8 +184,12 @@ impl Service for EchoService {
         if request.timeline.received == Instant(0)
             || request.timeline.request_start < request.timeline.received
         {
-            return Err(InferError::internal("the request was not stamped"));
+            return Err(InferError::internal(
+                "the request was not stamped: `received` and `request_start` are set by \
+                 `Call::describe_client_in`",
+            ));
         }
+        locked(&self.0.requests).push((*request).clone());
         if request.model_name == "slow" {
             std::future::pending::<()>().await;
         }

@@ -48,6 +48,20 @@ pub async fn read(budget: &Budget, mut body: Body, limit: u64) -> Result<Read, I
     Ok(Read::Whole(whole.finish()))
 }
 
+/// Reads a body of at most `limit` bytes, within the memory budget.
+///
+/// # Errors
+/// As for [`read`], or the body is longer: the text of the error names the limit.
+pub async fn read_within(budget: &Budget, body: Body, limit: u64) -> Result<Data, InferError> {
+    match read(budget, body, limit).await? {
+        Read::Whole(body) => Ok(body),
+        Read::TooLarge(size) => {
+            let text = format!("the body of {size} bytes is too large: allowed are {limit} bytes");
+            Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
+        }
+    }
+}
+
 /// Returns the error of a request that exceeds the memory budget.
 pub fn no_memory(full: Full) -> InferError {
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, full.to_string())

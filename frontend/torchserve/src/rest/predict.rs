@@ -71,7 +71,6 @@ pub(super) async fn predict(
     }
     call.read_headers(&head.headers);
     call.describe_client_in(&mut request, clock::now());
-    request.timeline.request_start = clock::now();
     let answered = async {
         let mut responses = shared.stream(request, reference)?;
         let first = first_response(&mut *responses, &version, head.received).await?;
