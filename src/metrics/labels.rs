@@ -52,6 +52,10 @@ named_enum! {
         Generate => "generate",
         /// The generate extension with server-sent events.
         GenerateStream => "generate_stream",
+        /// A chat completion of OpenAI's API.
+        ChatCompletion => "chat_completion",
+        /// A completion of OpenAI's API.
+        Completion => "completion",
         /// The list of models.
         RepositoryIndex => "repository_index",
         /// Loading a model.
@@ -123,6 +127,8 @@ impl Route {
                 | Self::StreamInfer
                 | Self::Generate
                 | Self::GenerateStream
+                | Self::ChatCompletion
+                | Self::Completion
                 | Self::Predict
                 | Self::StreamPredict
                 | Self::Explain

@@ -36,7 +36,7 @@ use crate::metrics::catalog::TenantSource;
 use crate::metrics::exposition::{Encoding, Names};
 pub use crate::metrics::labels::{Protocol, Route};
 use crate::metrics::statistics::ModelStatistics;
-use crate::model::ModelMetadata;
+use crate::model::{ModelConfig, ModelMetadata};
 use crate::region::Kind;
 use crate::repository::IndexEntry;
 use crate::request_trace::Traced;
@@ -115,6 +115,25 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// The model or version is unknown or not ready.
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError>;
+
+    /// Returns the completed configuration of a model that is ready, for edges that adapt to it.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    fn model_config(&self, model: &str, version: &str) -> Result<Arc<ModelConfig>, InferError>;
+
+    /// Reads a file of a model that is ready: from the directory of its version, or else from the
+    /// one of the model; `None` if neither has it. `name` is a path inside these directories.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready, the path leads out of the directories, or the
+    /// file cannot be read or has more than 16 MiB.
+    async fn model_file(
+        &self,
+        model: &str,
+        version: &str,
+        name: &str,
+    ) -> Result<Option<Vec<u8>>, InferError>;
 
     /// Returns the completed configuration of a model as JSON.
     ///

@@ -118,6 +118,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["routing"]),
             independent(&["http_service"]),
             independent(&["call"]),
+            independent(&["error_answer", "http_settings"]),
             // What differs between ports.
             independent(&["policy"]),
             independent(&[
@@ -206,7 +207,7 @@ pub(crate) struct Ban {
 
 const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
 /// The packages of protocols. TorchServe's manages workers and has rules of its own.
-const EDGES: &[&str] = &["frontend/edge/", "frontend/http/", "frontend/grpc/"];
+const EDGES: &[&str] = &["frontend/edge/", "frontend/http/", "frontend/grpc/", "frontend/openai/"];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[
     "prost",
@@ -296,12 +297,13 @@ pub(crate) const BANS: &[Ban] = &[
         within: &["frontend/", "worker/src/"],
         except: &[
             "frontend/http/",
+            "frontend/openai/",
             "frontend/telemetry/src/log/lines.rs",
             "frontend/engine/src/store/objects/credentials.rs",
             "frontend/torchserve/",
         ],
         paths: &["serde_json"],
-        advice: "JSON values are private to pharos-http, pharos-torchserve, the log and Triton's \
+        advice: "JSON values are private to pharos-http, pharos-openai, pharos-torchserve, the log and Triton's \
                  file of credentials (and to the core's readers and renderers)",
     },
     Ban {
@@ -349,6 +351,7 @@ pub(crate) const PACKAGES: &[Layering] = &[
                 "pharos-top",
                 "pharos-torchserve",
             ]),
+            independent(&["pharos-openai"]),
             independent(&["pharos-edge", "pharos-telemetry"]),
             independent(&["pharos-listener"]),
             independent(&["pharos-os"]),

@@ -82,6 +82,18 @@ impl<T> Methods<T> {
         Self { post: Some(handler), ..self }
     }
 
+    /// Returns the methods of a table with another state, whose handlers keep this one.
+    fn with<S: 'static>(self, state: &T) -> Methods<S>
+    where
+        T: Clone + Send + Sync + 'static,
+    {
+        let keep = |handler: Handler<T>| -> Handler<S> {
+            let state = state.clone();
+            Box::new(move |_, call, routed| handler(state.clone(), call, routed))
+        };
+        Methods { get: self.get.map(keep), post: self.post.map(keep) }
+    }
+
     fn of(&self, method: &Method) -> Option<&Handler<T>> {
         match *method {
             Method::GET | Method::HEAD => self.get.as_ref(),
@@ -114,37 +126,58 @@ pub struct Fallbacks {
 
 /// Builds a table of routes whose handlers have the state `T`.
 pub struct Builder<T> {
-    paths: matchit::Router<Declared<T>>,
+    declared: Vec<(String, Declared<T>)>,
 }
 
 /// The declaration of a path.
 struct Declared<T> {
     route: RouteOf,
     methods: Methods<T>,
+    /// The answers of the edge that has declared the path; `None` for those of the table.
+    fallbacks: Option<Fallbacks>,
 }
 
 impl<T> Default for Builder<T> {
     fn default() -> Self {
-        Self { paths: matchit::Router::new() }
+        Self { declared: Vec::new() }
     }
 }
 
 impl<T: Clone + Send + Sync + 'static> Builder<T> {
     /// Adds a path: `{name}` matches a non-empty segment, `{*name}` at the end all remaining
     /// segments. Static segments take precedence over named ones.
-    ///
-    /// # Panics
-    /// The path conflicts with another route.
     #[must_use]
     pub fn route(mut self, path: &str, route: impl Into<RouteOf>, methods: Methods<T>) -> Self {
-        let declared = Declared { route: route.into(), methods };
-        self.paths.insert(path, declared).expect("no other route is declared with this path");
+        let declared = Declared { route: route.into(), methods, fallbacks: None };
+        self.declared.push((path.to_owned(), declared));
+        self
+    }
+
+    /// Adds the paths of another edge that shares the port. Its handlers keep their state, and its
+    /// paths their form of refusals and of the answer to a wrong method.
+    #[must_use]
+    pub fn include<U>(mut self, other: Builder<U>, state: U, fallbacks: Fallbacks) -> Self
+    where
+        U: Clone + Send + Sync + 'static,
+    {
+        for (path, Declared { route, methods, .. }) in other.declared {
+            let declared =
+                Declared { route, methods: methods.with(&state), fallbacks: Some(fallbacks) };
+            self.declared.push((path, declared));
+        }
         self
     }
 
     /// Builds the table with the policy of its port.
+    ///
+    /// # Panics
+    /// Two declared paths conflict.
     pub fn build(self, state: T, policy: Arc<dyn Policy>, fallbacks: Fallbacks) -> Routes<T> {
-        Routes(Arc::new(Table { paths: self.paths, state, policy, fallbacks }))
+        let mut paths = matchit::Router::new();
+        for (path, declared) in self.declared {
+            paths.insert(path, declared).expect("no other route is declared with this path");
+        }
+        Routes(Arc::new(Table { paths, state, policy, fallbacks }))
     }
 }
 
@@ -204,10 +237,12 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
     /// Answers a request: admits it and calls its handler.
     pub async fn answer(&self, mut incoming: Incoming<Body>) -> Response {
         let (route, found) = self.find(incoming.request.uri().path());
+        let fallbacks =
+            found.as_ref().and_then(|found| found.value.fallbacks).unwrap_or(self.0.fallbacks);
         let found = found.map(|found| (&found.value.methods, decoded(&found.params)));
-        let call = match self.admit(route, &mut incoming) {
+        let call = match Call::admit(Protocol::Http, route, &mut incoming, &self.0.policy) {
             Ok(call) => call,
-            Err(refused) => return refused,
+            Err(refusal) => return (fallbacks.refused)(refusal),
         };
         let request = incoming.request;
         let method = request.method().clone();
@@ -218,7 +253,7 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
                     handler(self.0.state.clone(), call, Routed { parameters, request }).await
                 }
                 None => {
-                    let mut response = call.finish_unknown((self.0.fallbacks.wrong_method)());
+                    let mut response = call.finish_unknown((fallbacks.wrong_method)());
                     response.headers_mut().insert(ALLOW, methods.allowed());
                     response
                 }

@@ -50,6 +50,7 @@ use pharos_os::{blocking, clock};
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
 pub(crate) use prepare::brings_code;
+pub(crate) use version::inner_file;
 
 /// How long an accepted request may take until it is queued, when the server exits.
 const QUEUED: Duration = Duration::from_secs(1);

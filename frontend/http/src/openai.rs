@@ -12,17 +12,14 @@ use super::{Edge, answer};
 use pharos_edge::routing::Builder;
 
 /// What a client of a generating model can use instead.
-const TEXT: &str = "POST /v2/models/MODEL/generate or /v2/models/MODEL/generate_stream with a \
-                    model that generates text";
+const TEXT: &str = "POST /v1/chat/completions with a model that generates text";
 
 /// What a client of any other model can use instead.
 const TENSORS: &str = "POST /v2/models/MODEL/infer or /v1/models/MODEL:predict";
 
 /// The paths of OpenAI's API at which clients send requests to models, each with what this server
 /// has instead.
-const UNAVAILABLE: [(&str, &str); 13] = [
-    ("/v1/chat/completions", TEXT),
-    ("/v1/completions", TEXT),
+const UNAVAILABLE: [(&str, &str); 11] = [
     ("/v1/responses", TEXT),
     ("/v1/embeddings", TENSORS),
     ("/v1/moderations", TENSORS),

@@ -40,7 +40,8 @@ pub(crate) fn table(
 ) -> Routes<Edge> {
     let fallbacks =
         Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
-    declared().build(edge, policy, fallbacks)
+    let router = pharos_openai::add_to(declared(), edge.service.clone(), edge.settings.clone());
+    router.build(edge, policy, fallbacks)
 }
 
 fn declared() -> Builder<Edge> {
@@ -141,7 +142,8 @@ mod tests {
             ("/v1/models/m%3apredict", Route::Infer),
             ("/v1/models/m:%70redict", Route::Infer),
             ("/v1/models/m/versions/1:predict", Route::Infer),
-            ("/v1/chat/completions", Route::Infer),
+            ("/v1/chat/completions", Route::ChatCompletion),
+            ("/openai/v1/completions", Route::Completion),
         ] {
             check(path, expected);
         }

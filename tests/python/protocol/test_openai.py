@@ -8,10 +8,6 @@ import pytest
 from security.access_table import HTTP
 
 UNAVAILABLE = {
-    "/v1/chat/completions": lambda client: client.chat.completions.create(
-        model="simple", messages=[{"role": "user", "content": "hello"}]
-    ),
-    "/v1/completions": lambda client: client.completions.create(model="simple", prompt="hello"),
     "/v1/responses": lambda client: client.responses.create(model="simple", input="hello"),
     "/v1/embeddings": lambda client: client.embeddings.create(model="simple", input="hello"),
     "/v1/moderations": lambda client: client.moderations.create(input="hello"),
@@ -25,7 +21,7 @@ UNAVAILABLE = {
 """The calls of the client that send requests to models, by path."""
 OTHER_CLIENTS = {"/v1/rerank", "/v1/score"}
 """Paths of servers that extend OpenAI's API; its client does not call them."""
-GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+GENERATING = {"/v1/responses"}
 """The paths whose answers are generated text."""
 
 
@@ -68,8 +64,8 @@ def test_an_unavailable_api_says_what_to_use(server, path):
     with client_of(server) as client, pytest.raises(openai.NotFoundError) as raised:
         UNAVAILABLE[path](client)
     error = raised.value
-    instead = "/v2/models/MODEL/generate" if path in GENERATING else "/v2/models/MODEL/infer"
-    assert f"this server does not have OpenAI's API {path} yet: send POST {instead} or " in error.message
+    instead = "/v1/chat/completions" if path in GENERATING else "/v2/models/MODEL/infer"
+    assert f"this server does not have OpenAI's API {path} yet: send POST {instead} " in error.message
     assert error.body["type"] == "invalid_request_error", "the client reads OpenAI's form"
 
 

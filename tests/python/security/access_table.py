@@ -29,8 +29,10 @@ POST    /v1/models/m%3Apredict                   Infer                         i
 GET     /v1/models/m%3Apredict                   Infer                         inference         404
 POST    /v1/models/m/versions/1:predict          Infer                         inference         200
 GET     /v1/models/m/versions/1:predict          Infer                         inference         *
-POST    /v1/chat/completions                     Infer                         inference         404
-POST    /v1/completions                          Infer                         inference         404
+POST    /v1/chat/completions                     ChatCompletion                inference         400
+POST    /v1/completions                          Completion                    inference         400
+POST    /openai/v1/chat/completions              ChatCompletion                inference         400
+POST    /openai/v1/completions                   Completion                    inference         400
 POST    /v1/responses                            Infer                         inference         404
 POST    /v1/embeddings                           Infer                         inference         404
 POST    /v1/moderations                          Infer                         inference         404

@@ -1,10 +1,12 @@
 //! A test double of [`pharos::service::Service`] for unit tests of protocol edges: echoes inputs
 //! and keeps recorded answers.
 //!
-//! It has the models `echo`, `slow` (never responds) and `many` (decoupled).
+//! It has the models `echo`, `slow` (never responds), `many` (decoupled) and `text` (decoupled, a
+//! language model whose tokens are the words of the prompt).
 
 mod responses;
 mod settings;
+mod text_model;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +23,7 @@ use pharos::load_report::{LoadReport, Values};
 use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
-use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::model::{ModelConfig, ModelMetadata, TensorMetadata};
 use pharos::region::{CUDA_HANDLE, Kind};
 use pharos::repository::{IndexEntry, State, StateReason};
 use pharos::request_trace::Traced;
@@ -53,6 +55,8 @@ struct Inner {
     requests: Mutex<Vec<InferRequest>>,
     regions: Mutex<Registry>,
     settings: Mutex<Settings>,
+    text_config: Arc<ModelConfig>,
+    other_config: Arc<ModelConfig>,
     /// Advances by a microsecond with each read.
     clock: AtomicU64,
 }
@@ -65,6 +69,8 @@ impl Default for EchoService {
             requests: Mutex::default(),
             regions,
             settings: Mutex::default(),
+            text_config: Arc::new(text_model::config(true)),
+            other_config: Arc::new(text_model::config(false)),
             clock: AtomicU64::new(1),
         }))
     }
@@ -87,7 +93,7 @@ impl EchoService {
     }
 
     fn known(&self, model: &str) -> Result<(), InferError> {
-        if matches!(model, "echo" | "slow" | "many") {
+        if matches!(model, "echo" | "slow" | "many" | "text") {
             return Ok(());
         }
         let message = format!("Request for unknown model: '{model}' is not found");
@@ -162,6 +168,23 @@ impl Service for EchoService {
         })
     }
 
+    fn model_config(&self, model: &str, _: &str) -> Result<Arc<ModelConfig>, InferError> {
+        self.known(model)?;
+        let Inner { text_config, other_config, .. } = &*self.0;
+        Ok(if model == "text" { text_config.clone() } else { other_config.clone() })
+    }
+
+    /// The model `text` has a chat template.
+    async fn model_file(
+        &self,
+        model: &str,
+        _: &str,
+        name: &str,
+    ) -> Result<Option<Vec<u8>>, InferError> {
+        self.known(model)?;
+        Ok((name == "chat_template.jinja").then(|| text_model::CHAT_TEMPLATE.as_bytes().to_vec()))
+    }
+
     fn model_config_json(&self, model: &str, _: &str) -> Result<String, InferError> {
         self.known(model).map(|()| format!("{{\"name\":\"{model}\"}}"))
     }
@@ -212,6 +235,10 @@ impl Service for EchoService {
     /// The model `many` sends a response for each element of its first input, with the element as a
     /// byte; 255 means an error.
     fn stream(&self, request: InferRequest) -> Result<Box<dyn Responses>, InferError> {
+        if request.model_name == "text" {
+            locked(&self.0.requests).push(request.clone());
+            return Ok(Box::new(text_model::responses(&request)?));
+        }
         if request.model_name != "many" {
             let service = self.clone();
             let answer = async move { service.infer(Box::new(request), Endpoint::GrpcInfer).await };

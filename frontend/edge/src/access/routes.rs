@@ -29,6 +29,8 @@ pub fn class(route: Route) -> Class {
         | Route::StreamInfer
         | Route::Generate
         | Route::GenerateStream
+        | Route::ChatCompletion
+        | Route::Completion
         | Route::Predict
         | Route::StreamPredict
         | Route::Explain => Api::Inference,

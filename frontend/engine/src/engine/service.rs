@@ -1,6 +1,7 @@
 //! Implements `pharos::service::Service` for the engine.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use pharos::metrics::exposition::{self, Encoding, Names};
 use pharos::metrics::labels::Outcome;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::{ModelMetadata, envelope};
+use pharos::model::{ModelConfig, ModelMetadata, envelope};
 use pharos::region::Kind;
 use pharos::repository::{IndexEntry, Override, parse_version};
 use pharos::request_trace::Traced;
@@ -31,7 +32,9 @@ use pharos::trace::settings::Update;
 
 use super::responses::Exchange;
 use super::{ClientResponses, Engine, OpenStreamCount, Phase, check_text, uploads};
+use crate::loader::inner_file;
 use crate::serving::Refusal;
+use crate::store::scan;
 use crate::supervisor::InstanceStatus;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
@@ -117,6 +120,42 @@ impl Service for Engine {
                 ModelMetadata { name: model.to_owned(), versions, ..metadata }
             }
             _ => metadata,
+        })
+    }
+
+    fn model_config(&self, model: &str, version: &str) -> Result<Arc<ModelConfig>, InferError> {
+        Ok(self.at_any_time(model, version)?.config.clone())
+    }
+
+    async fn model_file(
+        &self,
+        model: &str,
+        version: &str,
+        name: &str,
+    ) -> Result<Option<Vec<u8>>, InferError> {
+        let serving = self.at_any_time(model, version)?;
+        let directory = serving.directory.clone();
+        let mut places = vec![inner_file(&directory, name).map_err(InferError::invalid)?];
+        // A model without versions, such as an ensemble, has no parent of its own.
+        if let Some(model) = directory.parent() {
+            places.extend(inner_file(model, name));
+        }
+        let read = blocking::run(move || {
+            for place in &places {
+                match scan::read_model_file(place) {
+                    Ok(bytes) => return Ok(Some(bytes)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err((place.clone(), error)),
+                }
+            }
+            Ok(None)
+        });
+        // The files stay while they are read.
+        let result = read.await.map_err(|error| InferError::internal(error.to_string()))?;
+        drop(serving);
+        result.map_err(|(place, error)| {
+            let file = place.display();
+            InferError::internal(format!("cannot read the file '{file}' of '{model}': {error}"))
         })
     }
 

@@ -589,7 +589,7 @@ pub(super) async fn read_cache(
 
 /// Returns the path of a file that the configuration names, inside the model's directory or a
 /// subdirectory.
-fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
+pub(crate) fn inner_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     if inside && !name.is_empty() {
         return Ok(directory.join(name));
@@ -618,7 +618,7 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
     for state in &config.states {
         if state.initial.as_ref().is_some_and(|first| first.file.is_some()) {
             state.first_value(|name| {
-                let path = model_file(&directory, name)?;
+                let path = inner_file(&directory, name)?;
                 scan::read(&path).map_err(|error| {
                     format!("failed to open text file for read {}: {error}", path.display())
                 })
@@ -686,7 +686,7 @@ fn read_labels(
     output: &TensorSpec,
     directory: &Path,
 ) -> Result<Vec<String>, String> {
-    let path = model_file(directory, &output.label_filename)?;
+    let path = inner_file(directory, &output.label_filename)?;
     let bytes = scan::read(&path)
         .map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
     if let Err(error) = std::str::from_utf8(&bytes) {
@@ -737,7 +737,7 @@ fn warm_up_batch(
     directory: &Path,
 ) -> Result<WarmUpBatch, String> {
     let WarmupBatch { requests, controls } = warmup.requests(config, |name: &str| {
-        let path = model_file(directory, name)?;
+        let path = inner_file(directory, name)?;
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     })?;
     let mut checked_requests = Vec::new();

@@ -72,6 +72,17 @@ pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// The largest file of a model that an edge reads, such as a tokenizer's configuration.
+const LONGEST_MODEL_FILE: u64 = 16 << 20;
+
+/// Reads a file of a model for an edge.
+///
+/// # Errors
+/// The file cannot be read, is not a regular file, or is too long.
+pub(crate) fn read_model_file(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(path, LONGEST_MODEL_FILE)
+}
+
 /// Reads a file with the elements of a tensor.
 ///
 /// # Errors

@@ -1,0 +1,117 @@
+//! Errors as responses in OpenAI's form.
+
+use axum::response::Response;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos_edge::{Refusal, answer_error, answer_refusal};
+
+use crate::error::ApiError;
+
+/// When a client may try again a request that the server cannot serve now, in seconds.
+const RETRY_AFTER_S: u32 = 1;
+
+/// The failure of a request: what the client gets, and the reason under which it is counted.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: ApiError,
+    pub(crate) reason: Reason,
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let reason = match error.status {
+            404 => Reason::UnknownModel,
+            413 => Reason::TooLarge,
+            501 => Reason::Unsupported,
+            503 => Reason::NotReady,
+            500 => Reason::Internal,
+            _ => Reason::Invalid,
+        };
+        Self { error, reason }
+    }
+}
+
+impl From<InferError> for Failure {
+    fn from(error: InferError) -> Self {
+        Self { error: of_engine(&error), reason: error.reason }
+    }
+}
+
+impl Failure {
+    /// Returns the failure as an error of the engine, for the trace of the request.
+    pub(crate) fn to_infer_error(&self) -> InferError {
+        let code = match self.error.status {
+            404 => ErrorCode::NotFound,
+            500 => ErrorCode::Internal,
+            501 => ErrorCode::Unsupported,
+            503 => ErrorCode::Unavailable,
+            _ => ErrorCode::InvalidArg,
+        };
+        InferError::new(code, self.reason, self.error.message.clone())
+    }
+
+    /// Returns the response: JSON with the status of the error.
+    pub(crate) fn response(&self) -> Response {
+        let mut response = answer_error(&self.to_infer_error(), self.error.to_json());
+        // The engine's codes have fewer statuses.
+        if let Ok(status) = StatusCode::from_u16(self.error.status) {
+            *response.status_mut() = status;
+        }
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.error.retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// Returns an error of the engine in OpenAI's form.
+pub(crate) fn of_engine(error: &InferError) -> ApiError {
+    let message = error.message.as_str();
+    match (error.reason, error.code.http_status()) {
+        (Reason::UnknownModel, _) => ApiError {
+            status: 404,
+            param: Some("model".to_owned()),
+            code: Some("model_not_found"),
+            ..ApiError::invalid_request(message)
+        },
+        (Reason::TooLarge, 400) => ApiError {
+            status: 413,
+            code: Some("content_too_large"),
+            ..ApiError::invalid_request(message)
+        },
+        (_, 503) => ApiError::unavailable(message, Some(RETRY_AFTER_S)),
+        (_, 501) => ApiError::not_implemented(message),
+        (_, status @ 500..) => ApiError { status, ..ApiError::internal(message) },
+        (_, status) => ApiError { status, ..ApiError::invalid_request(message) },
+    }
+}
+
+/// Returns the answer to a client without access.
+pub(crate) fn no_access(refusal: Refusal) -> Response {
+    let error = match refusal.code {
+        401 => ApiError::unauthorized(refusal.text.as_str()),
+        status => ApiError { status, ..ApiError::invalid_request(refusal.text.as_str()) },
+    };
+    with_json(answer_refusal(&refusal, error.to_json()))
+}
+
+/// Returns the answer to a method that a path does not have.
+pub(crate) fn wrong_method() -> Response {
+    let text = "this path has no such method: requests to models are sent with POST";
+    let error = ApiError { status: 405, ..ApiError::invalid_request(text) };
+    Failure { error, reason: Reason::Unsupported }.response()
+}
+
+/// Returns the answer to an unknown path.
+pub(crate) fn not_found() -> Response {
+    let error = ApiError { status: 404, ..ApiError::invalid_request("there is no such path") };
+    Failure { error, reason: Reason::Unsupported }.response()
+}
+
+fn with_json(mut response: Response) -> Response {
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

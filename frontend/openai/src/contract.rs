@@ -1,0 +1,566 @@
+//! The contract of models that generate text: which models they are, how requests become tensors,
+//! and how tensors become text.
+//!
+//! A model has one of two forms, which follows from its tensors:
+//!
+//! - that of Triton's vllm_backend: `text_input` and `sampling_parameters` (JSON) to `text_output`,
+//!   `finish_reason`, `num_input_tokens`, `num_output_tokens` and `logprobs`. Optional additions are
+//!   `token_ids`, `stop_reason` (JSON) and `num_cached_tokens`;
+//! - that of TensorRT-LLM's models in Triton: `text_input`, `max_tokens` and a tensor for each
+//!   further parameter.
+//!
+//! In both forms a response of a decoupled model has the text that follows the previous response.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pharos::error::InferError;
+use pharos::infer::{InferInput, InferResponse};
+use pharos::model::{ModelConfig, TensorSpec};
+use pharos::tensor::{DataType, Tensor, bytes_elements, push_bytes_element};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::response::logprobs::{Position, parse_vllm};
+use crate::response::{FinishReason, StopReason};
+use crate::sampling::Sampling;
+
+const TEXT_INPUT: &str = "text_input";
+const TEXT_OUTPUT: &str = "text_output";
+const SAMPLING: &str = "sampling_parameters";
+const MAX_TOKENS: &str = "max_tokens";
+const LOGPROBS: &str = "logprobs";
+const TOKEN_IDS: &str = "token_ids";
+
+/// The limit of tokens of a request that sets none, where the engine knows the context.
+const UNLIMITED: u64 = i32::MAX as u64;
+
+/// Inputs that make a model of the form of vllm_backend return an output, and the output.
+const FLAGS: [Flag; 4] = [
+    Flag { input: "return_finish_reason", output: "finish_reason" },
+    Flag { input: "return_num_input_tokens", output: "num_input_tokens" },
+    Flag { input: "return_num_output_tokens", output: "num_output_tokens" },
+    Flag { input: "return_token_ids", output: TOKEN_IDS },
+];
+
+struct Flag {
+    input: &'static str,
+    output: &'static str,
+}
+
+/// How a model takes the parameters of sampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// As JSON in one tensor.
+    Vllm,
+    /// As a tensor each.
+    TensorRtLlm,
+}
+
+/// The tensors of a model that generates text.
+#[derive(Clone, Debug)]
+pub(crate) struct Contract {
+    model: String,
+    form: Form,
+    inputs: BTreeMap<String, Input>,
+    outputs: BTreeSet<String>,
+    /// Whether shapes begin with the batch.
+    has_batch: bool,
+    is_decoupled: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Input {
+    datatype: DataType,
+    /// The number of dimensions without the batch.
+    rank: usize,
+}
+
+/// What a request asks of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prompt<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) sampling: &'a Sampling,
+    /// The limit of tokens if the client sets none; `None` for the rest of the context.
+    pub(crate) default_max_tokens: Option<u64>,
+    /// Whether responses may arrive one by one.
+    pub(crate) stream: bool,
+    pub(crate) token_ids: bool,
+}
+
+impl Contract {
+    /// Returns the contract of a model; `None` if the model does not generate text.
+    pub(crate) fn of(config: &ModelConfig) -> Option<Self> {
+        let is_text = |specs: &[TensorSpec], name: &str| {
+            specs.iter().any(|spec| spec.name == name && spec.datatype == DataType::Bytes)
+        };
+        let has_input = |name: &str| config.inputs.iter().any(|spec| spec.name == name);
+        if !is_text(&config.inputs, TEXT_INPUT) || !is_text(&config.outputs, TEXT_OUTPUT) {
+            return None;
+        }
+        let form = match () {
+            () if is_text(&config.inputs, SAMPLING) => Form::Vllm,
+            () if has_input(MAX_TOKENS) => Form::TensorRtLlm,
+            () => return None,
+        };
+        let inputs = config.inputs.iter();
+        let input = |spec: &TensorSpec| Input { datatype: spec.datatype, rank: spec.dims.len() };
+        Some(Self {
+            model: config.name.clone(),
+            form,
+            inputs: inputs.map(|spec| (spec.name.clone(), input(spec))).collect(),
+            outputs: config.outputs.iter().map(|spec| spec.name.clone()).collect(),
+            has_batch: config.max_batch_size > 0,
+            is_decoupled: config.decoupled,
+        })
+    }
+
+    /// Returns the inputs of a request.
+    ///
+    /// # Errors
+    /// The model has no tensor for something that the client set.
+    pub(crate) fn inputs(&self, prompt: &Prompt<'_>) -> Result<Vec<InferInput>, ApiError> {
+        let mut inputs = Vec::with_capacity(8);
+        inputs.push(self.strings(TEXT_INPUT, &[prompt.text])?);
+        if self.inputs.contains_key("stream") {
+            inputs.push(self.boolean("stream", prompt.stream && self.is_decoupled));
+        }
+        if self.inputs.contains_key("exclude_input_in_output") {
+            inputs.push(self.boolean("exclude_input_in_output", true));
+        }
+        if prompt.token_ids && !self.outputs.contains(TOKEN_IDS) {
+            return Err(self.refuse("return_token_ids", TOKEN_IDS));
+        }
+        match self.form {
+            Form::Vllm => self.add_vllm(prompt, &mut inputs)?,
+            Form::TensorRtLlm => self.add_tensor_rt_llm(prompt, &mut inputs)?,
+        }
+        Ok(inputs)
+    }
+
+    /// Adds the inputs of a model with the tensors of vllm_backend.
+    fn add_vllm(&self, prompt: &Prompt<'_>, inputs: &mut Vec<InferInput>) -> Result<(), ApiError> {
+        let limit = prompt.default_max_tokens.unwrap_or(UNLIMITED);
+        inputs.push(self.strings(SAMPLING, &[&prompt.sampling.to_vllm(Some(limit))])?);
+        for flag in &FLAGS {
+            let is_wanted = flag.output != TOKEN_IDS || prompt.token_ids;
+            if is_wanted
+                && self.inputs.contains_key(flag.input)
+                && self.outputs.contains(flag.output)
+            {
+                inputs.push(self.boolean(flag.input, true));
+            }
+        }
+        if prompt.sampling.logprobs.is_some() {
+            if !self.outputs.contains(LOGPROBS) {
+                return Err(self.refuse(LOGPROBS, LOGPROBS));
+            }
+            if self.inputs.contains_key("return_logprobs") {
+                inputs.push(self.boolean("return_logprobs", true));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the inputs of a model with a tensor for each parameter.
+    fn add_tensor_rt_llm(
+        &self,
+        prompt: &Prompt<'_>,
+        inputs: &mut Vec<InferInput>,
+    ) -> Result<(), ApiError> {
+        let set: Map<String, Value> =
+            serde_json::from_str(&prompt.sampling.to_vllm(prompt.default_max_tokens))
+                .unwrap_or_default();
+        if !set.contains_key(MAX_TOKENS) {
+            return Err(ApiError::invalid_field(
+                "max_tokens",
+                format!(
+                    "max_tokens is required: the model '{}' does not report its context, and its \
+                     configuration has no parameter 'default_max_tokens'",
+                    self.model
+                ),
+            ));
+        }
+        for (name, value) in &set {
+            // Neutral values need no tensor. The edge itself ends the text at stop strings.
+            let is_neutral = matches!(name.as_str(), "n" if value == &Value::from(1));
+            let tensor = match name.as_str() {
+                "stop" => "stop_words",
+                "seed" => ["random_seed", "seed"][usize::from(self.inputs.contains_key("seed"))],
+                "min_tokens" if self.inputs.contains_key("min_length") => "min_length",
+                name => name,
+            };
+            let Some(input) = self.inputs.get(tensor) else {
+                if is_neutral || name == "stop" {
+                    continue;
+                }
+                return Err(self.refuse(name, tensor));
+            };
+            inputs.push(self.value(name, tensor, *input, value)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the value of a parameter as a tensor.
+    fn value(
+        &self,
+        parameter: &str,
+        name: &str,
+        input: Input,
+        value: &Value,
+    ) -> Result<InferInput, ApiError> {
+        if input.datatype == DataType::Bytes {
+            let texts = match value {
+                Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
+                Value::String(text) => vec![text.as_str()],
+                _ => return Err(self.refuse(parameter, name)),
+            };
+            return self.strings(name, &texts);
+        }
+        let integer = value.as_i64();
+        let bytes = match input.datatype {
+            DataType::Bool => value.as_bool().map(|flag| vec![u8::from(flag)]),
+            DataType::Int32 => integer
+                .and_then(|number| i32::try_from(number).ok())
+                .map(|number| number.to_le_bytes().to_vec()),
+            DataType::Uint32 => integer
+                .and_then(|number| u32::try_from(number).ok())
+                .map(|number| number.to_le_bytes().to_vec()),
+            DataType::Int64 => integer.map(|number| number.to_le_bytes().to_vec()),
+            DataType::Uint64 => integer
+                .and_then(|number| u64::try_from(number).ok())
+                .map(|number| number.to_le_bytes().to_vec()),
+            DataType::Fp32 => value.as_f64().map(|number| (number as f32).to_le_bytes().to_vec()),
+            DataType::Fp64 => value.as_f64().map(|number| number.to_le_bytes().to_vec()),
+            _ => None,
+        };
+        let data = bytes.ok_or_else(|| {
+            ApiError::invalid_field(
+                parameter,
+                format!(
+                    "{parameter} {value} does not fit the input '{name}' of the model '{}', which \
+                     has the datatype {}",
+                    self.model, input.datatype
+                ),
+            )
+        })?;
+        Ok(self.input(name, input.datatype, input.rank, 1, data))
+    }
+
+    fn refuse(&self, parameter: &str, tensor: &str) -> ApiError {
+        ApiError::invalid_field(
+            parameter,
+            format!(
+                "{parameter} is not available with the model '{}': it has no tensor '{tensor}'",
+                self.model
+            ),
+        )
+    }
+
+    fn strings(&self, name: &str, texts: &[&str]) -> Result<InferInput, ApiError> {
+        let mut data = Vec::with_capacity(texts.iter().map(|text| text.len() + 4).sum());
+        if !texts.iter().all(|text| push_bytes_element(&mut data, text.as_bytes())) {
+            return Err(ApiError::invalid_request("a text of the request has 4 GiB or more"));
+        }
+        let rank = self.inputs.get(name).map_or(1, |input| input.rank);
+        Ok(self.input(name, DataType::Bytes, rank, texts.len(), data))
+    }
+
+    fn boolean(&self, name: &str, flag: bool) -> InferInput {
+        let rank = self.inputs.get(name).map_or(1, |input| input.rank);
+        self.input(name, DataType::Bool, rank, 1, vec![u8::from(flag)])
+    }
+
+    /// Returns an input of this many elements, which lie in its last dimension.
+    fn input(
+        &self,
+        name: &str,
+        datatype: DataType,
+        rank: usize,
+        elements: usize,
+        data: Vec<u8>,
+    ) -> InferInput {
+        let mut shape = vec![1; rank + usize::from(self.has_batch)];
+        if let Some(last) = shape.last_mut() {
+            *last = elements as i64;
+        }
+        InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
+    }
+}
+
+/// What one response of a model adds.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    /// The choices in order.
+    pub(crate) choices: Vec<ChoiceStep>,
+    /// The tokens of the prompt, if the model counts them.
+    pub(crate) prompt_tokens: Option<u64>,
+    /// The tokens of the prompt that were in a cache, if the model counts them.
+    pub(crate) cached_tokens: Option<u64>,
+    /// The tokens of this response over all choices, if the model counts them.
+    pub(crate) output_tokens: Option<u64>,
+}
+
+/// What one response of a model adds to a choice.
+#[derive(Debug, Default)]
+pub(crate) struct ChoiceStep {
+    pub(crate) text: String,
+    pub(crate) finish_reason: Option<FinishReason>,
+    pub(crate) stop_reason: Option<StopReason>,
+    pub(crate) logprobs: Vec<Position>,
+    pub(crate) token_ids: Vec<u32>,
+}
+
+impl Step {
+    /// Reads a response.
+    ///
+    /// # Errors
+    /// The model violates the contract.
+    pub(crate) fn read(response: &InferResponse) -> Result<Self, InferError> {
+        let mut step = Self::default();
+        for output in &response.outputs {
+            let tensor = &output.tensor;
+            match output.name.as_str() {
+                TEXT_OUTPUT => {
+                    for (index, text) in strings(&output.name, tensor)?.into_iter().enumerate() {
+                        step.choice(index).text = text;
+                    }
+                }
+                "finish_reason" => {
+                    for (index, name) in strings(&output.name, tensor)?.iter().enumerate() {
+                        step.choice(index).finish_reason = FinishReason::named(name);
+                    }
+                }
+                "stop_reason" => {
+                    for (index, json) in strings(&output.name, tensor)?.iter().enumerate() {
+                        step.choice(index).stop_reason = match serde_json::from_str(json) {
+                            Ok(Value::String(text)) => Some(StopReason::Text(text)),
+                            Ok(Value::Number(id)) => id
+                                .as_u64()
+                                .and_then(|id| u32::try_from(id).ok())
+                                .map(StopReason::Token),
+                            _ => None,
+                        };
+                    }
+                }
+                LOGPROBS => {
+                    for (index, json) in strings(&output.name, tensor)?.iter().enumerate() {
+                        step.choice(index).logprobs =
+                            parse_vllm(json).map_err(InferError::internal)?;
+                    }
+                }
+                TOKEN_IDS => {
+                    let ids = integers(&output.name, tensor)?;
+                    step.choice(0).token_ids =
+                        ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
+                }
+                "num_input_tokens" => {
+                    step.prompt_tokens = integers(&output.name, tensor)?.first().copied();
+                }
+                "num_cached_tokens" => {
+                    step.cached_tokens = integers(&output.name, tensor)?.first().copied();
+                }
+                "num_output_tokens" => {
+                    step.output_tokens = Some(integers(&output.name, tensor)?.iter().sum());
+                }
+                _ => {}
+            }
+        }
+        Ok(step)
+    }
+
+    fn choice(&mut self, index: usize) -> &mut ChoiceStep {
+        while self.choices.len() <= index {
+            self.choices.push(ChoiceStep::default());
+        }
+        &mut self.choices[index]
+    }
+}
+
+fn strings(name: &str, tensor: &Tensor) -> Result<Vec<String>, InferError> {
+    let bytes = tensor.data.as_slice();
+    let elements = bytes_elements(&bytes).map(|element| {
+        element.map(|text| String::from_utf8_lossy(text).into_owned()).map_err(|_| violation(name))
+    });
+    elements.collect()
+}
+
+fn integers(name: &str, tensor: &Tensor) -> Result<Vec<u64>, InferError> {
+    let bytes = tensor.data.as_slice();
+    let numbers: Vec<i128> = match tensor.datatype {
+        DataType::Int32 => {
+            bytes.as_chunks().0.iter().map(|chunk| i32::from_le_bytes(*chunk).into()).collect()
+        }
+        DataType::Uint32 => {
+            bytes.as_chunks().0.iter().map(|chunk| u32::from_le_bytes(*chunk).into()).collect()
+        }
+        DataType::Int64 => {
+            bytes.as_chunks().0.iter().map(|chunk| i64::from_le_bytes(*chunk).into()).collect()
+        }
+        DataType::Uint64 => {
+            bytes.as_chunks().0.iter().map(|chunk| u64::from_le_bytes(*chunk).into()).collect()
+        }
+        _ => return Err(violation(name)),
+    };
+    numbers.into_iter().map(|number| u64::try_from(number).map_err(|_| violation(name))).collect()
+}
+
+fn violation(name: &str) -> InferError {
+    InferError::internal(format!(
+        "the output '{name}' of the model is not what a model that generates text returns there"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use pharos::infer::InferOutput;
+    use pharos::model::{Completion, Draft};
+
+    use super::*;
+    use crate::ChatRequest;
+
+    fn contract(tensors: &str) -> Option<Contract> {
+        let completion =
+            Completion { directory: "m", backends: &["python"], ..Completion::default() };
+        let text = format!("name: \"m\" backend: \"python\" {tensors}");
+        let draft = Draft::from_text(&text, "config.pbtxt").unwrap();
+        Contract::of(&draft.complete(&completion).unwrap())
+    }
+
+    fn tensor(kind: &str, name: &str, datatype: &str) -> String {
+        format!("{kind} {{ name: \"{name}\" data_type: TYPE_{datatype} dims: [-1] }} ")
+    }
+
+    fn text_model(more: &[String]) -> String {
+        let mut tensors =
+            tensor("input", "text_input", "STRING") + &tensor("output", "text_output", "STRING");
+        more.iter().for_each(|one| tensors += one);
+        tensors
+    }
+
+    fn sampling(members: &str) -> Sampling {
+        let body = format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"\"}}]{members}}}");
+        ChatRequest::parse(body.as_bytes()).unwrap().sampling
+    }
+
+    fn inputs(contract: &Contract, members: &str) -> Result<Vec<String>, ApiError> {
+        let sampling = sampling(members);
+        let prompt = Prompt {
+            text: "hi",
+            sampling: &sampling,
+            default_max_tokens: None,
+            stream: true,
+            token_ids: false,
+        };
+        let show = |input: InferInput| {
+            format!(
+                "{} {} {:?} {:?}",
+                input.name,
+                input.tensor.datatype,
+                input.tensor.shape,
+                String::from_utf8_lossy(&input.tensor.data.as_slice())
+            )
+        };
+        Ok(contract.inputs(&prompt)?.into_iter().map(show).collect())
+    }
+
+    #[test]
+    fn the_form_follows_from_the_tensors() {
+        let sampling = tensor("input", "sampling_parameters", "STRING");
+        let limit = tensor("input", "max_tokens", "INT32");
+        assert_eq!(contract(&text_model(&[sampling])).unwrap().form, Form::Vllm);
+        assert_eq!(contract(&text_model(&[limit])).unwrap().form, Form::TensorRtLlm);
+        assert!(contract(&text_model(&[])).is_none());
+        let numbers =
+            tensor("input", "text_input", "INT32") + &tensor("output", "text_output", "STRING");
+        assert!(contract(&numbers).is_none());
+    }
+
+    #[test]
+    fn vllm_gets_parameters_as_json() {
+        let contract = contract(&text_model(&[
+            tensor("input", "sampling_parameters", "STRING"),
+            tensor("input", "stream", "BOOL"),
+            tensor("input", "return_num_output_tokens", "BOOL"),
+            tensor("output", "num_output_tokens", "UINT32"),
+            "model_transaction_policy { decoupled: true }".to_owned(),
+        ]))
+        .unwrap();
+        assert_eq!(
+            inputs(&contract, ",\"temperature\":0.5").unwrap(),
+            [
+                "text_input BYTES [1] \"\\u{2}\\0\\0\\0hi\"",
+                "stream BOOL [1] \"\\u{1}\"",
+                "sampling_parameters BYTES [1] \"+\\0\\0\\0{\\\"temperature\\\":0.5,\\\"max_tokens\\\":2147483647}\"",
+                "return_num_output_tokens BOOL [1] \"\\u{1}\"",
+            ]
+        );
+        let error = inputs(&contract, ",\"logprobs\":true").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("logprobs"));
+    }
+
+    #[test]
+    fn tensor_rt_llm_gets_a_tensor_for_each_parameter_or_refuses() {
+        let contract = contract(&text_model(&[
+            tensor("input", "max_tokens", "INT32"),
+            tensor("input", "temperature", "FP32"),
+            tensor("input", "stop_words", "STRING"),
+        ]))
+        .unwrap();
+        assert_eq!(
+            inputs(&contract, ",\"max_tokens\":5,\"temperature\":1,\"stop\":[\"a\",\"b\"],\"n\":1")
+                .unwrap(),
+            [
+                "text_input BYTES [1] \"\\u{2}\\0\\0\\0hi\"",
+                "temperature FP32 [1] \"\\0\\0�?\"",
+                "stop_words BYTES [2] \"\\u{1}\\0\\0\\0a\\u{1}\\0\\0\\0b\"",
+                "max_tokens INT32 [1] \"\\u{5}\\0\\0\\0\"",
+            ]
+        );
+        for (members, param) in [
+            ("", "max_tokens"),
+            (",\"max_tokens\":5,\"top_p\":0.5", "top_p"),
+            (",\"max_tokens\":5,\"n\":2", "n"),
+            (",\"max_tokens\":5000000000", "max_tokens"),
+            (
+                ",\"max_tokens\":5,\"response_format\":{\"type\":\"json_object\"}",
+                "structured_outputs",
+            ),
+        ] {
+            let error = inputs(&contract, members).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{members}");
+        }
+    }
+
+    #[test]
+    fn responses_are_read_by_choice() {
+        let strings = |name: &str, texts: &[&str]| {
+            let mut data = Vec::new();
+            texts.iter().for_each(|text| assert!(push_bytes_element(&mut data, text.as_bytes())));
+            let shape = vec![texts.len() as i64];
+            let tensor = Tensor { datatype: DataType::Bytes, shape, data: data.into() };
+            InferOutput { name: name.to_owned(), tensor }
+        };
+        let count = InferOutput {
+            name: "num_output_tokens".to_owned(),
+            tensor: Tensor {
+                datatype: DataType::Uint32,
+                shape: vec![2],
+                data: [2_u32, 3].map(u32::to_le_bytes).concat().into(),
+            },
+        };
+        let outputs = vec![
+            strings("text_output", &["a", "b"]),
+            strings("finish_reason", &["None", "length"]),
+            strings("stop_reason", &["", "7"]),
+            count,
+        ];
+        let step = Step::read(&InferResponse { outputs, ..InferResponse::default() }).unwrap();
+        assert_eq!(step.output_tokens, Some(5));
+        let [first, second] = step.choices.as_slice() else { panic!("two choices") };
+        assert_eq!((first.text.as_str(), first.finish_reason), ("a", None));
+        assert_eq!(second.finish_reason, Some(FinishReason::Length));
+        assert_eq!(second.stop_reason, Some(StopReason::Token(7)));
+        let wrong = vec![strings("num_input_tokens", &["1"])];
+        assert!(Step::read(&InferResponse { outputs: wrong, ..InferResponse::default() }).is_err());
+    }
+}

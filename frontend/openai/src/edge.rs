@@ -1,0 +1,232 @@
+//! The routes of OpenAI's API, and what their handlers share.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::{HeaderName, HeaderValue};
+use http::{HeaderMap, StatusCode};
+use pharos::error::InferError;
+use pharos::infer::{InferRequest, Parameter};
+use pharos::service::{Responses, Route, SharedService};
+use pharos_edge::Call;
+use pharos_edge::headers::check_encoding;
+use pharos_edge::http_settings::HttpSettings;
+use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
+use pharos_listener::receiving::body;
+use pharos_os::{blocking, clock};
+
+use crate::answer::{Failure, no_access, not_found, wrong_method};
+use crate::chat_completions;
+use crate::completions;
+use crate::contract::Prompt;
+use crate::error::ApiError;
+use crate::models::{Models, TextModel};
+use crate::options::{MAX_ID_BYTES, RequestOptions};
+use crate::response::Head;
+
+/// Work on more bytes than this runs on a blocking thread, because it would delay the other
+/// connections of the event loop.
+const LONG: usize = 128 << 10;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What all handlers share.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub(crate) service: SharedService,
+    pub(crate) settings: Arc<HttpSettings>,
+    pub(crate) models: Arc<Models>,
+}
+
+/// Adds the paths of OpenAI's API to the table of a port.
+#[must_use]
+pub fn add_to<T>(
+    router: Builder<T>,
+    service: SharedService,
+    settings: Arc<HttpSettings>,
+) -> Builder<T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let edge = Edge { service, settings, models: Arc::default() };
+    let mut declared = Builder::default();
+    for prefix in ["/v1", "/openai/v1"] {
+        let chat = Methods::post(handler(chat_completions::answer));
+        let completion = Methods::post(handler(completions::answer));
+        declared = declared
+            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
+            .route(&format!("{prefix}/completions"), Route::Completion, completion);
+    }
+    let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
+    router.include(declared, edge, fallbacks)
+}
+
+/// The id of a request, which its response, its log lines and its trace have.
+pub(crate) struct RequestId(String);
+
+impl RequestId {
+    /// Returns the id in `X-Request-Id`, or a random one. The id of a client is at most 256
+    /// characters of ASCII without spaces.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+        let is_valid = |id: &&str| {
+            !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic())
+        };
+        Self(given.filter(is_valid).map_or_else(random_id, str::to_owned))
+    }
+
+    /// Adds the id to the headers of a response.
+    pub(crate) fn add_to(&self, response: &mut Response) {
+        if let Ok(value) = HeaderValue::from_str(&self.0) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+    }
+
+    /// Returns what responses begin with. `kind` is the prefix of their ids.
+    pub(crate) fn head(&self, kind: &str, options: &RequestOptions, model: &str) -> Head {
+        let id = options.request_id.as_deref().unwrap_or(&self.0);
+        Head {
+            id: format!("{kind}-{id}"),
+            created: i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX),
+            model: model.to_owned(),
+            system_fingerprint: None,
+        }
+    }
+}
+
+/// Returns 32 random hexadecimal digits.
+pub(crate) fn random_id() -> String {
+    let [first, second] = [1, 2].map(|salt| RandomState::new().hash_one(salt));
+    format!("{first:016x}{second:016x}")
+}
+
+impl Edge {
+    /// Reads and parses the body of a request, on another thread if it is long.
+    pub(crate) async fn parse<R: Send + 'static>(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        parse: fn(&[u8]) -> Result<R, ApiError>,
+    ) -> Result<R, Failure> {
+        check_encoding(headers)?;
+        let HttpSettings { budget, max_input_size, .. } = &*self.settings;
+        let body = body::read_within(budget, body, *max_input_size).await?.join();
+        let is_long = body.len() > LONG;
+        Ok(on_a_thread_if(is_long, move || parse(&body)).await??)
+    }
+
+    /// Returns the model that a request names, loaded.
+    pub(crate) async fn model_of(
+        &self,
+        call: &mut Call,
+        options: &RequestOptions,
+        headers: &HeaderMap,
+    ) -> Result<(String, Arc<TextModel>), Failure> {
+        let Some(name) = options.model.clone() else {
+            let text = "model is required: GET /v1/models lists the models";
+            return Err(ApiError::invalid_field("model", text).into());
+        };
+        call.begin_trace(&name, headers);
+        call.name_model(&name, "");
+        call.forward(&self.settings.forward, headers)?;
+        self.service.demand(&name, "", 0).await?;
+        let model = self.models.get(&*self.service, &name).await?;
+        Ok((name, model))
+    }
+
+    /// Begins the inference of a prompt.
+    pub(crate) fn begin(
+        &self,
+        call: &mut Call,
+        head: &Head,
+        model: &TextModel,
+        options: &RequestOptions,
+        prompt: &Prompt<'_>,
+    ) -> Result<Box<dyn Responses>, Failure> {
+        let mut request = InferRequest {
+            model_name: head.model.clone(),
+            id: head.id.clone(),
+            inputs: model.contract.inputs(prompt)?,
+            ..InferRequest::default()
+        };
+        for (name, value) in
+            [("session_id", &options.session_id), ("cache_salt", &options.cache_salt)]
+        {
+            if let Some(value) = value {
+                request.parameters.push((name.to_owned(), Parameter::String(value.clone())));
+            }
+        }
+        call.describe_client_in(&mut request, self.service.now());
+        Ok(self.service.stream(request)?)
+    }
+}
+
+/// Refuses fields of a request that no model here can honour.
+pub(crate) fn refuse_unsupported(
+    options: &RequestOptions,
+    sampling: &crate::sampling::Sampling,
+) -> Result<(), ApiError> {
+    let refused = [
+        ("stream_interval", options.stream_interval.is_some_and(|tokens| tokens > 1)),
+        ("prompt_logprobs", sampling.prompt_logprobs.is_some()),
+        ("priority", sampling.priority.is_some_and(|priority| priority != 0)),
+    ];
+    match refused.iter().find(|(_, is_set)| *is_set) {
+        None => Ok(()),
+        Some((name, _)) => {
+            Err(ApiError::invalid_field(*name, format!("{name} is not supported by this server")))
+        }
+    }
+}
+
+/// Logs the unknown fields of a request.
+pub(crate) fn log_unknown(model: &str, unknown: &[String]) {
+    if !unknown.is_empty() {
+        tracing::debug!(model, "unknown fields of a request are ignored: {}", unknown.join(", "));
+    }
+}
+
+/// Ends a failed request.
+pub(crate) fn finish_failed(call: Call, id: &RequestId, failure: &Failure) -> Response {
+    call.has_failed(&failure.to_infer_error());
+    let mut response = failure.response();
+    id.add_to(&mut response);
+    call.finish(response, Some(failure.reason))
+}
+
+/// Returns JSON with status 200.
+pub(crate) fn json(id: &RequestId, body: Vec<u8>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = StatusCode::OK;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(http::header::CONTENT_TYPE, json);
+    id.add_to(&mut response);
+    response
+}
+
+/// Returns the head of a stream of events.
+pub(crate) fn event_stream(id: &RequestId) -> Response {
+    let mut response = Response::default();
+    let headers = response.headers_mut();
+    let kind = HeaderValue::from_static(crate::response::EVENT_STREAM);
+    headers.insert(http::header::CONTENT_TYPE, kind);
+    headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies of nginx's kind hold events back without it.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    id.add_to(&mut response);
+    response
+}
+
+/// Runs work in place, or on a blocking thread if it is long.
+pub(crate) async fn on_a_thread_if<T: Send + 'static>(
+    is_long: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, InferError> {
+    if !is_long {
+        return Ok(work());
+    }
+    let done = blocking::run(work).await;
+    done.map_err(|error| InferError::internal(format!("processing a body failed: {error}")))
+}

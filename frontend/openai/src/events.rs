@@ -1,0 +1,143 @@
+//! The body of a streamed response: server-sent events, written when the connection has capacity.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Frame;
+use pharos::error::InferError;
+use pharos::service::OpenStream;
+use pharos_edge::{Call, Sending};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::answer::of_engine;
+use crate::generation::{Deltas, Generation};
+use crate::response::{DONE_EVENT, KEEP_ALIVE, Usage};
+
+/// The time without an event after which a comment keeps the connection open.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
+
+/// Responses of the model that are ready together are sent together, up to this many bytes.
+const MAX_FRAME: usize = 16 << 10;
+
+/// Writes the chunks of a stream.
+pub(crate) trait Chunks: Send + Unpin + 'static {
+    /// Appends the events for what a response of the model adds.
+    fn write(&mut self, deltas: Deltas, usage: Option<Usage>, out: &mut Vec<u8>);
+
+    /// Appends the event that follows the last choice, if the client wants one.
+    fn write_end(&mut self, usage: Option<Usage>, out: &mut Vec<u8>);
+}
+
+/// The events of one request. Dropping it before the last one, because the client disconnected,
+/// cancels the request.
+pub(crate) struct Events<C> {
+    generation: Generation,
+    /// What the first response adds, which was received before the body began.
+    first: Option<Result<Deltas, InferError>>,
+    chunks: C,
+    /// Ends with the last event.
+    call: Call,
+    keep_alive: Pin<Box<Sleep>>,
+    /// Whether there was no event since the last tick of `keep_alive`.
+    is_idle: bool,
+    ended: bool,
+    _sending: Option<Sending>,
+    _open: OpenStream,
+}
+
+impl<C: Chunks> Events<C> {
+    /// Returns the events of a request whose head has been [begun](Call::begin_stream).
+    pub(crate) fn new(
+        generation: Generation,
+        first: Option<Result<Deltas, InferError>>,
+        chunks: C,
+        call: Call,
+        sending: Option<Sending>,
+        open: OpenStream,
+    ) -> Self {
+        Self {
+            generation,
+            first,
+            chunks,
+            call,
+            keep_alive: Box::pin(sleep(KEEP_ALIVE_AFTER)),
+            is_idle: false,
+            ended: false,
+            _sending: sending,
+            _open: open,
+        }
+    }
+
+    /// Appends the events for what the next response adds; `None` for the end of the stream.
+    fn write(&mut self, next: Option<Result<Deltas, InferError>>, out: &mut Vec<u8>) {
+        match next {
+            Some(Ok(deltas)) => {
+                let usage = self.generation.usage();
+                self.chunks.write(deltas, usage, out);
+            }
+            Some(Err(error)) => {
+                self.call.note_reason(error.reason);
+                self.call.has_failed(&error);
+                out.extend(of_engine(&error).to_event());
+                self.end(out);
+            }
+            None => {
+                let usage = self.generation.usage();
+                self.chunks.write_end(usage, out);
+                self.end(out);
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(DONE_EVENT);
+        self.ended = true;
+        self.call.has_responded();
+        self.call.end_stream();
+    }
+}
+
+impl<C: Chunks> http_body::Body for Events<C> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        let mut out = Vec::new();
+        while !this.ended && out.len() < MAX_FRAME {
+            let next = match this.first.take() {
+                Some(first) => Some(first),
+                None => match this.generation.poll_next(cx) {
+                    Poll::Ready(next) => next,
+                    Poll::Pending => break,
+                },
+            };
+            this.write(next, &mut out);
+        }
+        if !out.is_empty() {
+            this.is_idle = false;
+            return Poll::Ready(Some(Ok(Frame::data(out.into()))));
+        }
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        // One timer a stream, not one an event: a tick without an event since the last one.
+        while this.keep_alive.as_mut().poll(cx).is_ready() {
+            this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE_AFTER);
+            if std::mem::replace(&mut this.is_idle, true) {
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(KEEP_ALIVE)))));
+            }
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}

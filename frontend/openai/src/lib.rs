@@ -1,0 +1,43 @@
+//! The edge of OpenAI's API. [`add_to`] adds its paths to the table of a port.
+//!
+//! Most modules are pure: requests, chat templates, parsers of what models write, and responses have
+//! no sockets, threads, clocks or async code. Everything that reads bytes of a client is linear in
+//! their number and allocates nothing by a length that the client wrote. The others run requests:
+//! `edge` has the routes, `models` knows the chat templates, `contract` translates between requests
+//! and tensors, `generation` runs inferences, and `events` streams.
+//!
+//! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
+//! `transformers` (chat templates).
+
+mod answer;
+pub mod chat;
+mod chat_completions;
+mod choice;
+pub mod completion;
+mod completions;
+mod contract;
+mod edge;
+pub mod error;
+mod events;
+mod generation;
+mod json;
+mod marker;
+pub mod message;
+mod models;
+pub mod options;
+pub mod reasoning;
+pub mod response;
+pub mod sampling;
+pub mod stop;
+pub mod structured;
+pub mod template;
+pub mod tools;
+
+pub use chat::ChatRequest;
+pub use completion::CompletionRequest;
+pub use edge::add_to;
+pub use error::ApiError;
+pub use json::{MAX_DEPTH, MAX_VALUES};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! What the edge knows of models that generate text: their contract, their chat template and their
+//! parsers. It is found when a model is first asked, and again after each load.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::ModelConfig;
+use pharos::service::Service;
+use pharos_os::blocking;
+
+use crate::answer::Failure;
+use crate::contract::Contract;
+use crate::error::ApiError;
+use crate::reasoning::ReasoningParser;
+use crate::template::{ChatTemplate, TemplateSource, TokenizerConfig};
+use crate::tools::ToolParser;
+
+/// The parameter of a model's configuration that says whether OpenAI's API serves the model:
+/// `auto` (the default) or `off`.
+const OPENAI: &str = "openai";
+/// The parameter with a chat template, or the name of its file in the model's directory.
+const CHAT_TEMPLATE: &str = "chat_template";
+const TOOL_PARSER: &str = "tool_call_parser";
+const REASONING_PARSER: &str = "reasoning_parser";
+const DEFAULT_MAX_TOKENS: &str = "default_max_tokens";
+
+/// A model that generates text.
+#[derive(Debug)]
+pub(crate) struct TextModel {
+    pub(crate) contract: Contract,
+    /// `None` if the model has no chat template, as base models have none.
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) tool_parser: Option<ToolParser>,
+    pub(crate) reasoning_parser: Option<ReasoningParser>,
+    /// The limit of tokens of a chat that sets none.
+    pub(crate) default_max_tokens: Option<u64>,
+}
+
+/// The models that were asked, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Models(Mutex<HashMap<String, Known>>);
+
+/// A model as of one load.
+#[derive(Debug)]
+struct Known {
+    /// Identifies the load.
+    config: Weak<ModelConfig>,
+    /// A failure stays until the next load, so that it is found and logged once.
+    model: Result<Arc<TextModel>, Failure>,
+}
+
+impl Models {
+    /// Returns a model that is ready.
+    ///
+    /// # Errors
+    /// The model is unknown or not ready, does not generate text, or its chat template or its
+    /// parameters are invalid.
+    pub(crate) async fn get(
+        &self,
+        service: &dyn Service,
+        name: &str,
+    ) -> Result<Arc<TextModel>, Failure> {
+        let config = service.model_config(name, "")?;
+        if let Some(known) = self.0.lock().get(name)
+            && known.config.as_ptr() == Arc::as_ptr(&config)
+        {
+            return known.model.clone();
+        }
+        let model = TextModel::read(service, name, &config).await.map(Arc::new);
+        if matches!(&model, Err(Failure { reason: Reason::NotReady | Reason::UnknownModel, .. })) {
+            return model;
+        }
+        let known = Known { config: Arc::downgrade(&config), model: model.clone() };
+        let mut models = self.0.lock();
+        // Models that are not loaded any more.
+        models.retain(|_, known| known.config.strong_count() > 0);
+        models.insert(name.to_owned(), known);
+        model
+    }
+}
+
+impl TextModel {
+    async fn read(
+        service: &dyn Service,
+        name: &str,
+        config: &ModelConfig,
+    ) -> Result<Self, Failure> {
+        let parameter = |key: &str| config.parameters.get(key).map(String::as_str);
+        let is_served = match parameter(OPENAI) {
+            None | Some("auto") => true,
+            Some("off") => false,
+            Some(other) => return Err(invalid(name, OPENAI, other, "auto and off")),
+        };
+        let Some(contract) = Contract::of(config).filter(|_| is_served) else {
+            return Err(no_text(name).into());
+        };
+        let tool_parser = parameter(TOOL_PARSER)
+            .map(|parser| {
+                let allowed = "hermes, llama3_json, mistral, pythonic and json";
+                ToolParser::named(parser).ok_or_else(|| invalid(name, TOOL_PARSER, parser, allowed))
+            })
+            .transpose()?;
+        let reasoning_parser = parameter(REASONING_PARSER)
+            .map(|parser| {
+                let allowed = "deepseek_r1 and qwen3";
+                ReasoningParser::named(parser)
+                    .ok_or_else(|| invalid(name, REASONING_PARSER, parser, allowed))
+            })
+            .transpose()?;
+        let default_max_tokens = parameter(DEFAULT_MAX_TOKENS)
+            .map(|limit| {
+                let number = limit.parse().ok().filter(|number| *number > 0);
+                number.ok_or_else(|| invalid(name, DEFAULT_MAX_TOKENS, limit, "integers above 0"))
+            })
+            .transpose()?;
+        Ok(Self {
+            contract,
+            template: template_of(service, name, parameter(CHAT_TEMPLATE)).await?,
+            tool_parser,
+            reasoning_parser,
+            default_max_tokens,
+        })
+    }
+}
+
+/// Returns the chat template of a model: of its configuration, `chat_template.jinja`, or
+/// `tokenizer_config.json`, which also has the special tokens.
+async fn template_of(
+    service: &dyn Service,
+    name: &str,
+    parameter: Option<&str>,
+) -> Result<Option<ChatTemplate>, Failure> {
+    let tokenizer = match service.model_file(name, "", "tokenizer_config.json").await? {
+        Some(file) => TokenizerConfig::parse(&file).map_err(|why| broken(name, &why))?,
+        None => TokenizerConfig::default(),
+    };
+    let file = match parameter {
+        // A template has tags; the name of a file has none.
+        Some(text) if text.contains('{') => None,
+        Some(file) => Some(file),
+        None => Some("chat_template.jinja"),
+    };
+    let source = match (file, parameter) {
+        (Some(file), _) => match service.model_file(name, "", file).await? {
+            Some(text) => {
+                let text = String::from_utf8(text)
+                    .map_err(|_| broken(name, &format!("the file '{file}' is not UTF-8")))?;
+                Some(TemplateSource::Single(text))
+            }
+            None if parameter.is_some() => {
+                let why =
+                    format!("the file '{file}' of the parameter '{CHAT_TEMPLATE}' is missing");
+                return Err(broken(name, &why));
+            }
+            None => tokenizer.chat_template,
+        },
+        (None, text) => text.map(|text| TemplateSource::Single(text.to_owned())),
+    };
+    let Some(source) = source else { return Ok(None) };
+    let special_tokens = tokenizer.special_tokens;
+    let compiled = blocking::run(move || ChatTemplate::new(source, special_tokens)).await;
+    let compiled = compiled.map_err(|error| InferError::internal(error.to_string()))?;
+    compiled.map(Some).map_err(|why| broken(name, &format!("its chat template is invalid: {why}")))
+}
+
+fn no_text(name: &str) -> ApiError {
+    ApiError {
+        code: Some("model_not_supported"),
+        ..ApiError::invalid_field(
+            "model",
+            format!(
+                "the model '{name}' does not generate text: it needs the tensors of Triton's \
+                 vllm_backend or TensorRT-LLM; POST /v2/models/{name}/infer runs any model"
+            ),
+        )
+    }
+}
+
+fn invalid(name: &str, parameter: &str, value: &str, allowed: &str) -> Failure {
+    let why =
+        format!("its parameter '{parameter}' is '{}'; allowed are {allowed}", value.escape_debug());
+    broken(name, &why)
+}
+
+/// Returns the failure of a model whose files or parameters are wrong, which is the operator's
+/// concern.
+fn broken(name: &str, why: &str) -> Failure {
+    tracing::warn!(model = name, "OpenAI's API cannot serve the model: {why}");
+    let message = format!("the model '{name}' cannot be served: {why}");
+    InferError::new(ErrorCode::Internal, Reason::Internal, message).into()
+}
