@@ -14,14 +14,14 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged, Triton};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures,
-    FirstResponse, Instances, Objective, Pending, Quantiles, Stream, Tenant,
+    FirstResponse, Instances, Objective, Pending, Quantiles, Stream, Tenant, Tokens,
 };
 use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{
     self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily,
 };
-use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue};
+use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue, TokenValue};
 use super::unit::TimeUnit;
 
 /// The type, labels, unit and buckets of a metric in the shipped `metrics.yaml`.
@@ -138,6 +138,11 @@ builtins! {
     StreamLength = "pharos_stream_responses_per_request" tagged(Stream(StreamValue::Length));
     StreamResponses = "pharos_stream_responses_total" tagged(Stream(StreamValue::Responses));
     StreamResponseBytes = "pharos_stream_response_bytes_total" tagged(Stream(StreamValue::Bytes));
+    LlmPromptTokens = "pharos_llm_prompt_tokens_total" tagged(Tokens(TokenValue::Prompt));
+    LlmCachedTokens = "pharos_llm_cached_prompt_tokens_total" tagged(Tokens(TokenValue::Cached));
+    LlmGenerationTokens = "pharos_llm_generation_tokens_total" tagged(Tokens(TokenValue::Generated));
+    LlmFirstToken = "pharos_llm_time_to_first_token_seconds" tagged(Tokens(TokenValue::First));
+    LlmInterval = "pharos_llm_inter_token_latency_seconds" tagged(Tokens(TokenValue::Interval));
     BatchSize = "pharos_batch_size" tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" triton(Quantiles(Stage::Request));
     QueueSummary = "nv_inference_queue_summary_us" triton(Quantiles(Stage::Queue));

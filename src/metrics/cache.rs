@@ -278,6 +278,12 @@ impl Cache {
         series.define(&self.registry(), &self.clock);
     }
 
+    /// Adds the series of tokens to a model that generates text.
+    pub fn model_generates(&self, series: &ModelSeries) {
+        series.cells.tokens.switch_on();
+        series.define(&self.registry(), &self.clock);
+    }
+
     /// Keeps a removed model's series until the metric logs contain the growth of its counters.
     fn depart(&self, series: &Arc<ModelSeries>) {
         if self.journal.is_enabled() {

@@ -339,6 +339,9 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Stream(value) if cells.responses.is_on() => {
                 cells.streams.read(value, self.details)?
             }
+            ModelValue::Tokens(value) if cells.tokens.is_on() => {
+                cells.tokens.read(value, self.details)?
+            }
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if series.cached() => return None,
@@ -348,6 +351,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             }
             ModelValue::CacheCount(..)
             | ModelValue::Stream(_)
+            | ModelValue::Tokens(_)
             | ModelValue::Failures
             | ModelValue::Batches
             | ModelValue::Instances

@@ -36,6 +36,7 @@ use super::tenants::Usage;
 pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
+pub use super::tokens::{TokenCounts, TokenProgress};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the
 /// queue may still refuse it.
@@ -612,6 +613,22 @@ pub fn stream_response(
         None => series.cells.streams.first_response(now.ns_since(started), bytes),
         Some(previous) => series.cells.streams.later_response(now.ns_since(previous), bytes),
     });
+}
+
+/// Counts the tokens of a response, which arrived at `now`, to a request that arrived at
+/// `received`. `is_whole` says that it is the only response.
+///
+/// Call for each response of a model that generates text, before the response is sent.
+pub fn tokens(
+    series: &ModelSeries,
+    progress: &TokenProgress,
+    counts: TokenCounts,
+    received: Instant,
+    now: Instant,
+    is_whole: bool,
+) {
+    let added = progress.advance(counts, received, now, is_whole);
+    series.record(move |series| series.cells.tokens.add(added));
 }
 
 /// Counts a request that has ended, also if it failed or was cancelled after it entered the queue.

@@ -29,6 +29,7 @@ use super::streams::StreamCells;
 use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
+use super::tokens::TokenCells;
 use super::transaction::{Transaction, Transactions};
 
 /// The costs of the executions of one batch size, in nanoseconds.
@@ -49,6 +50,7 @@ pub(super) struct ModelCells {
     pub(super) last_inference_ms: Count,
     pub(super) responses: ResponseCells,
     pub(super) streams: StreamCells,
+    pub(super) tokens: TokenCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     /// Bytes by which loading increased the resident memory of all instances' processes.
@@ -80,6 +82,7 @@ impl ModelCells {
             last_inference_ms: self.last_inference_ms.clone(),
             responses: self.responses.clone(),
             streams,
+            tokens: self.tokens.copy(distributions),
             pending: self.pending.clone(),
             instances: self.instances.clone(),
             memory: self.memory.clone(),
@@ -259,6 +262,9 @@ impl ModelSeries {
         if cells.responses.is_on() {
             cells.durations.define_first_response(registry, &self.own_buckets);
             cells.streams.define(registry, &self.own_buckets);
+        }
+        if cells.tokens.is_on() {
+            cells.tokens.define(registry, &self.own_buckets);
         }
     }
 

@@ -62,6 +62,8 @@ pub(super) enum ModelValue {
     BatchSizes,
     /// A number of the streams of responses. Models that are not decoupled have no such series.
     Stream(StreamValue),
+    /// A number of the tokens of a model that generates text. Other models have no such series.
+    Tokens(TokenValue),
     /// Quantiles of a stage's duration.
     Quantiles(Stage),
     /// Quantiles of the response cache's durations.
@@ -124,6 +126,21 @@ pub(super) enum StreamValue {
     Responses,
     /// The bytes of their tensors.
     Bytes,
+}
+
+/// A number of the tokens of a model that generates text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenValue {
+    /// Tokens of prompts.
+    Prompt,
+    /// Tokens of prompts that were in a cache.
+    Cached,
+    /// Generated tokens.
+    Generated,
+    /// A histogram of the time to the first token.
+    First,
+    /// A histogram of the time between two consecutive tokens of a request.
+    Interval,
 }
 
 /// The unit in which a count is shown.

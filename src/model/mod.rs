@@ -18,6 +18,7 @@ mod controls;
 mod draft;
 pub mod envelope;
 mod error;
+pub mod generation;
 mod json;
 mod lexer;
 mod load_limits;

@@ -40,6 +40,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
+use pharos::model::generation::GenerationForm;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::rate_limiter::{self, RateLimiter};
 use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
@@ -123,6 +124,8 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
     response_cache: Option<ModelResponseCache>,
+    /// Whether the model generates text, whose tokens are counted.
+    generates_text: bool,
     /// Whether an instance executes other files than the model was loaded with, so that no
     /// response may be stored or found.
     caching_stopped: AtomicBool,
@@ -207,6 +210,7 @@ impl Driver {
                 registration.bind(this);
             }
             Self {
+                generates_text: GenerationForm::of(&config).is_some(),
                 config,
                 model: series.model().clone(),
                 series,

@@ -198,7 +198,8 @@ fn tools_of(
         ToolChoice::None => Ok(ToolMode::Text),
         ToolChoice::Function(function) => Ok(ToolMode::Call(function.clone())),
         ToolChoice::Required => {
-            Ok(ToolParser::named("json").map_or(ToolMode::Text, ToolMode::Parse))
+            let parser = ToolParser::named("json").map(Box::new);
+            Ok(parser.map_or(ToolMode::Text, ToolMode::Parse))
         }
         ToolChoice::Auto => {
             let parser = model.tool_parser.clone().ok_or_else(|| {
@@ -214,7 +215,7 @@ fn tools_of(
             if parser.needs_special_tokens() {
                 request.sampling.skip_special_tokens.get_or_insert(false);
             }
-            Ok(ToolMode::Parse(parser))
+            Ok(ToolMode::Parse(parser.into()))
         }
     }
 }

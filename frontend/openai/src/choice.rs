@@ -14,7 +14,7 @@ pub(crate) enum ToolMode {
     #[default]
     Text,
     /// A parser finds calls.
-    Parse(ToolParser),
+    Parse(Box<ToolParser>),
     /// The whole text is the arguments of one call of this function.
     Call(String),
 }
@@ -246,7 +246,7 @@ mod tests {
     fn reasoning_and_calls_are_parsed_in_this_order() {
         let parsers = Parsers {
             reasoning: ReasoningParser::named("qwen3"),
-            tools: ToolMode::Parse(ToolParser::named("hermes").unwrap()),
+            tools: ToolMode::Parse(ToolParser::named("hermes").unwrap().into()),
             one_call: true,
             ..Parsers::default()
         };

@@ -15,6 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferResponse};
+use pharos::metrics::record::TokenCounts;
+use pharos::model::generation::{
+    GenerationForm, MAX_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS,
+    TEXT_INPUT, TEXT_OUTPUT, integers, token_counts,
+};
 use pharos::model::{ModelConfig, TensorSpec};
 use pharos::tensor::{DataType, Tensor, bytes_elements, push_bytes_element};
 use serde_json::{Map, Value};
@@ -24,10 +29,6 @@ use crate::response::logprobs::{Position, parse_vllm};
 use crate::response::{FinishReason, StopReason};
 use crate::sampling::Sampling;
 
-const TEXT_INPUT: &str = "text_input";
-const TEXT_OUTPUT: &str = "text_output";
-const SAMPLING: &str = "sampling_parameters";
-const MAX_TOKENS: &str = "max_tokens";
 const LOGPROBS: &str = "logprobs";
 const TOKEN_IDS: &str = "token_ids";
 
@@ -37,8 +38,8 @@ const UNLIMITED: u64 = i32::MAX as u64;
 /// Inputs that make a model of the form of vllm_backend return an output, and the output.
 const FLAGS: [Flag; 4] = [
     Flag { input: "return_finish_reason", output: "finish_reason" },
-    Flag { input: "return_num_input_tokens", output: "num_input_tokens" },
-    Flag { input: "return_num_output_tokens", output: "num_output_tokens" },
+    Flag { input: "return_num_input_tokens", output: NUM_INPUT_TOKENS },
+    Flag { input: "return_num_output_tokens", output: NUM_OUTPUT_TOKENS },
     Flag { input: "return_token_ids", output: TOKEN_IDS },
 ];
 
@@ -47,20 +48,11 @@ struct Flag {
     output: &'static str,
 }
 
-/// How a model takes the parameters of sampling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// As JSON in one tensor.
-    Vllm,
-    /// As a tensor each.
-    TensorRtLlm,
-}
-
 /// The tensors of a model that generates text.
 #[derive(Clone, Debug)]
 pub(crate) struct Contract {
     model: String,
-    form: Form,
+    form: GenerationForm,
     inputs: BTreeMap<String, Input>,
     outputs: BTreeSet<String>,
     /// Whether shapes begin with the batch.
@@ -90,18 +82,7 @@ pub(crate) struct Prompt<'a> {
 impl Contract {
     /// Returns the contract of a model; `None` if the model does not generate text.
     pub(crate) fn of(config: &ModelConfig) -> Option<Self> {
-        let is_text = |specs: &[TensorSpec], name: &str| {
-            specs.iter().any(|spec| spec.name == name && spec.datatype == DataType::Bytes)
-        };
-        let has_input = |name: &str| config.inputs.iter().any(|spec| spec.name == name);
-        if !is_text(&config.inputs, TEXT_INPUT) || !is_text(&config.outputs, TEXT_OUTPUT) {
-            return None;
-        }
-        let form = match () {
-            () if is_text(&config.inputs, SAMPLING) => Form::Vllm,
-            () if has_input(MAX_TOKENS) => Form::TensorRtLlm,
-            () => return None,
-        };
+        let form = GenerationForm::of(config)?;
         let inputs = config.inputs.iter();
         let input = |spec: &TensorSpec| Input { datatype: spec.datatype, rank: spec.dims.len() };
         Some(Self {
@@ -131,8 +112,8 @@ impl Contract {
             return Err(self.refuse("return_token_ids", TOKEN_IDS));
         }
         match self.form {
-            Form::Vllm => self.add_vllm(prompt, &mut inputs)?,
-            Form::TensorRtLlm => self.add_tensor_rt_llm(prompt, &mut inputs)?,
+            GenerationForm::Vllm => self.add_vllm(prompt, &mut inputs)?,
+            GenerationForm::TensorRtLlm => self.add_tensor_rt_llm(prompt, &mut inputs)?,
         }
         Ok(inputs)
     }
@@ -140,7 +121,7 @@ impl Contract {
     /// Adds the inputs of a model with the tensors of vllm_backend.
     fn add_vllm(&self, prompt: &Prompt<'_>, inputs: &mut Vec<InferInput>) -> Result<(), ApiError> {
         let limit = prompt.default_max_tokens.unwrap_or(UNLIMITED);
-        inputs.push(self.strings(SAMPLING, &[&prompt.sampling.to_vllm(Some(limit))])?);
+        inputs.push(self.strings(SAMPLING_PARAMETERS, &[&prompt.sampling.to_vllm(Some(limit))])?);
         for flag in &FLAGS {
             let is_wanted = flag.output != TOKEN_IDS || prompt.token_ids;
             if is_wanted
@@ -292,12 +273,8 @@ impl Contract {
 pub(crate) struct Step {
     /// The choices in order.
     pub(crate) choices: Vec<ChoiceStep>,
-    /// The tokens of the prompt, if the model counts them.
-    pub(crate) prompt_tokens: Option<u64>,
-    /// The tokens of the prompt that were in a cache, if the model counts them.
-    pub(crate) cached_tokens: Option<u64>,
-    /// The tokens of this response over all choices, if the model counts them.
-    pub(crate) output_tokens: Option<u64>,
+    /// The numbers of tokens, if the model counts them.
+    pub(crate) tokens: TokenCounts,
 }
 
 /// What one response of a model adds to a choice.
@@ -316,7 +293,7 @@ impl Step {
     /// # Errors
     /// The model violates the contract.
     pub(crate) fn read(response: &InferResponse) -> Result<Self, InferError> {
-        let mut step = Self::default();
+        let mut step = Self { tokens: token_counts(&response.outputs), ..Self::default() };
         for output in &response.outputs {
             let tensor = &output.tensor;
             match output.name.as_str() {
@@ -349,18 +326,9 @@ impl Step {
                     }
                 }
                 TOKEN_IDS => {
-                    let ids = integers(&output.name, tensor)?;
+                    let ids = integers(tensor).ok_or_else(|| violation(&output.name))?;
                     step.choice(0).token_ids =
                         ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-                }
-                "num_input_tokens" => {
-                    step.prompt_tokens = integers(&output.name, tensor)?.first().copied();
-                }
-                "num_cached_tokens" => {
-                    step.cached_tokens = integers(&output.name, tensor)?.first().copied();
-                }
-                "num_output_tokens" => {
-                    step.output_tokens = Some(integers(&output.name, tensor)?.iter().sum());
                 }
                 _ => {}
             }
@@ -382,26 +350,6 @@ fn strings(name: &str, tensor: &Tensor) -> Result<Vec<String>, InferError> {
         element.map(|text| String::from_utf8_lossy(text).into_owned()).map_err(|_| violation(name))
     });
     elements.collect()
-}
-
-fn integers(name: &str, tensor: &Tensor) -> Result<Vec<u64>, InferError> {
-    let bytes = tensor.data.as_slice();
-    let numbers: Vec<i128> = match tensor.datatype {
-        DataType::Int32 => {
-            bytes.as_chunks().0.iter().map(|chunk| i32::from_le_bytes(*chunk).into()).collect()
-        }
-        DataType::Uint32 => {
-            bytes.as_chunks().0.iter().map(|chunk| u32::from_le_bytes(*chunk).into()).collect()
-        }
-        DataType::Int64 => {
-            bytes.as_chunks().0.iter().map(|chunk| i64::from_le_bytes(*chunk).into()).collect()
-        }
-        DataType::Uint64 => {
-            bytes.as_chunks().0.iter().map(|chunk| u64::from_le_bytes(*chunk).into()).collect()
-        }
-        _ => return Err(violation(name)),
-    };
-    numbers.into_iter().map(|number| u64::try_from(number).map_err(|_| violation(name))).collect()
 }
 
 fn violation(name: &str) -> InferError {
@@ -467,8 +415,8 @@ mod tests {
     fn the_form_follows_from_the_tensors() {
         let sampling = tensor("input", "sampling_parameters", "STRING");
         let limit = tensor("input", "max_tokens", "INT32");
-        assert_eq!(contract(&text_model(&[sampling])).unwrap().form, Form::Vllm);
-        assert_eq!(contract(&text_model(&[limit])).unwrap().form, Form::TensorRtLlm);
+        assert_eq!(contract(&text_model(&[sampling])).unwrap().form, GenerationForm::Vllm);
+        assert_eq!(contract(&text_model(&[limit])).unwrap().form, GenerationForm::TensorRtLlm);
         assert!(contract(&text_model(&[])).is_none());
         let numbers =
             tensor("input", "text_input", "INT32") + &tensor("output", "text_output", "STRING");
@@ -555,12 +503,12 @@ mod tests {
             count,
         ];
         let step = Step::read(&InferResponse { outputs, ..InferResponse::default() }).unwrap();
-        assert_eq!(step.output_tokens, Some(5));
+        assert_eq!(step.tokens.generated, Some(5));
         let [first, second] = step.choices.as_slice() else { panic!("two choices") };
         assert_eq!((first.text.as_str(), first.finish_reason), ("a", None));
         assert_eq!(second.finish_reason, Some(FinishReason::Length));
         assert_eq!(second.stop_reason, Some(StopReason::Token(7)));
-        let wrong = vec![strings("num_input_tokens", &["1"])];
+        let wrong = vec![strings("token_ids", &["1"])];
         assert!(Step::read(&InferResponse { outputs: wrong, ..InferResponse::default() }).is_err());
     }
 }

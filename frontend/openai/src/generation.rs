@@ -140,10 +140,10 @@ impl Run {
     }
 
     fn read(&mut self, step: Step, deltas: &mut Deltas) {
-        self.prompt_tokens = step.prompt_tokens.or(self.prompt_tokens);
-        self.cached_tokens = step.cached_tokens.or(self.cached_tokens);
-        if let Some(tokens) = step.output_tokens {
-            self.output_tokens = Some(self.output_tokens.unwrap_or(0) + tokens);
+        self.prompt_tokens = step.tokens.prompt.or(self.prompt_tokens);
+        self.cached_tokens = step.tokens.cached.or(self.cached_tokens);
+        if let Some(tokens) = step.tokens.generated {
+            self.output_tokens = Some(self.output_tokens.unwrap_or(0).saturating_add(tokens));
         }
         let choices = (self.first..).zip(&mut self.choices).zip(step.choices);
         for ((index, choice), step) in choices {

@@ -204,6 +204,39 @@ def test_requests_are_counted_by_route(start):
     assert total(metrics, "pharos_requests_total", route="completion", code="404") == 1
 
 
+def test_every_token_is_counted_once(start):
+    """The sum of the usage of all answers, over every protocol, and what was generated for a client that left, is what the
+    metrics show."""
+    server = start([], repository=MODELS)
+    prompt = generated = 0
+    with client_of(server) as client:
+        answers = [chat(client), chat(client, n=3), client.completions.create(model="words", prompt=["a b", "c d e"])]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        answers += [list(chat(client, **options))[-1], list(chat(client, max_tokens=1, **options))[-1]]
+        for answer in answers:
+            prompt += answer.usage.prompt_tokens
+            generated += answer.usage.completion_tokens
+        # One more request for all three tokens, of which the model counts those that it has generated.
+        request = {"text_input": "x y z", "stream": True, "sampling_parameters": "{}"}
+        status, text = server.ask("POST", "/v2/models/words/generate_stream", json.dumps(request))
+        assert status == 200 and text.count("data: ") == 3
+        prompt, generated = prompt + 3, generated + 3
+        metrics = server.scrape()
+        assert total(metrics, "pharos_llm_prompt_tokens_total", model="words") == prompt
+        assert total(metrics, "pharos_llm_generation_tokens_total", model="words") == generated
+        # Two streams of three tokens, and one with a single token.
+        assert total(metrics, "pharos_llm_time_to_first_token_seconds_count", model="words") == 3
+        assert total(metrics, "pharos_llm_inter_token_latency_seconds_count", model="words") == 4
+        stream = chat(client, of_words("w " * 100), stream=True, extra_body={"vllm_xargs": {"delay_ms": 50}}, max_tokens=100)
+        chunks = iter(stream)
+        read = sum(1 for _ in zip(range(4), chunks)) - 1
+        stream.close()
+    cancelled = lambda: total(server.scrape(), "nv_inference_request_failure", model="words", reason="CANCELED")
+    eventually("the request is cancelled", cancelled)
+    more = total(server.scrape(), "pharos_llm_generation_tokens_total", model="words") - generated
+    assert read <= more < 100, "the tokens of the cancelled request are not counted"
+
+
 def test_a_new_chat_template_counts_from_the_next_load(start, tmp_path):
     """The template is read once for each load."""
     shutil.copytree(MODELS, tmp_path / "models")

@@ -14,6 +14,7 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
+use pharos::model::generation::GenerationForm;
 use pharos::model::{CodeLocation, ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
 use pharos::repository::{Change, VersionFingerprint, changes};
@@ -191,6 +192,9 @@ impl Loader {
         }
         if config.decoupled {
             self.cache().model_decoupled(&series);
+        }
+        if GenerationForm::of(&config).is_some() {
+            self.cache().model_generates(&series);
         }
 
         // 2. The memory that the instances need.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use pharos::error::InferError;
 use pharos::id::RequestId;
 use pharos::infer::InferResponse;
-use pharos::metrics::record::{self, Failed, MissTimes};
+use pharos::metrics::record::{self, Failed, MissTimes, TokenProgress};
+use pharos::model::generation;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock, Response};
 
@@ -50,6 +51,9 @@ impl Driver {
                 let timeline =
                     Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
                 self.record(&request.batched, answer, timeline, request.sender.is_closed());
+                if let Ok(response) = &answer {
+                    self.count_tokens(response, &TokenProgress::default(), true);
+                }
                 if let (Some(times), Ok(response)) =
                     (misses.get(position).copied().flatten(), answer)
                 {
@@ -89,6 +93,9 @@ impl Driver {
             if let (Some(times), Ok(response)) = (missed, &mut answer) {
                 record_miss(&self.series, times, response);
                 timeline = response.timeline;
+            }
+            if let Ok(response) = &answer {
+                self.count_tokens(response, &TokenProgress::default(), true);
             }
             self.record_one(&batched, &answer, &timeline, request.sender.is_closed());
         }
@@ -201,6 +208,21 @@ impl Driver {
             }
         }
         Ok(responses)
+    }
+
+    /// Counts the tokens of a response if the model generates text. `is_whole` says that it is the
+    /// only response to its request.
+    pub(super) fn count_tokens(
+        &self,
+        response: &InferResponse,
+        progress: &TokenProgress,
+        is_whole: bool,
+    ) {
+        if self.generates_text {
+            let Timeline { received, request_end, .. } = response.timeline;
+            let counts = generation::token_counts(&response.outputs);
+            record::tokens(&self.series, progress, counts, received, request_end, is_whole);
+        }
     }
 
     /// Counts the execution of a batch. Returns its size as it is counted.

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{ErrorCode, InferError};
 use pharos::id::{InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::record::{self, ResponseKind, StreamProgress};
+use pharos::metrics::record::{self, ResponseKind, StreamProgress, TokenProgress};
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Checked;
 use pharos::service::Streamed;
@@ -46,6 +46,7 @@ pub(super) struct Flow {
     position: Mutex<Option<BatchPosition>>,
     /// The responses with data, for the metrics.
     progress: StreamProgress,
+    tokens: TokenProgress,
     /// The first response that was an error.
     failed: OnceLock<InferError>,
 }
@@ -497,6 +498,7 @@ impl Driver {
             record::first_response(&self.series, timeline.request_ns());
         }
         if let (Ok(response), false) = (&answer, empty) {
+            self.count_tokens(response, &flow.tokens, number == 0 && last);
             let bytes = response.byte_size();
             record::stream_response(
                 &self.series,

@@ -1,0 +1,204 @@
+//! The tokens of a model that generates text, and the times at which they arrive. Every token is
+//! counted once, where its response leaves the model, whatever the protocol of the client is.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use pharos_base::timeline::Instant;
+
+use super::atomic::Count;
+use super::durations::{Buckets, copy_of, definition};
+use super::family::Registry;
+use super::reading::{Details, Number, Reading};
+use super::source::{ModelValue, TokenValue};
+
+/// The most tokens of one response whose times are observed one by one: a model reports the number.
+const MAX_OBSERVED: u64 = 4096;
+
+/// The tokens of one response, as the model has counted them; `None` if it does not count them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Tokens of the prompt, the same in each response to a request.
+    pub prompt: Option<u64>,
+    /// Tokens of the prompt that were in a cache.
+    pub cached: Option<u64>,
+    /// Tokens that the model has generated since the previous response.
+    pub generated: Option<u64>,
+}
+
+/// The progress of one request's tokens. Its responses arrive one after the other.
+#[derive(Debug, Default)]
+pub struct TokenProgress {
+    is_prompt_counted: AtomicBool,
+    /// The arrival of the latest response with tokens; 0 before the first.
+    latest: AtomicU64,
+}
+
+/// What a response adds to the tokens of its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AddedTokens {
+    prompt: u64,
+    cached: u64,
+    generated: u64,
+    /// The time to the first token, if this response has it.
+    first_ns: Option<u64>,
+    /// The number of tokens that followed another one, and the time of each since that one.
+    intervals: u64,
+    interval_ns: u64,
+}
+
+impl TokenProgress {
+    /// Takes a response that arrived at `now` to a request that arrived at `received`. The times of
+    /// tokens are unknown if one response has the whole output.
+    pub(super) fn advance(
+        &self,
+        counts: TokenCounts,
+        received: Instant,
+        now: Instant,
+        is_whole: bool,
+    ) -> AddedTokens {
+        let mut added = AddedTokens::default();
+        if let Some(prompt) = counts.prompt
+            && !self.is_prompt_counted.swap(true, Ordering::Relaxed)
+        {
+            added.prompt = prompt;
+            added.cached = counts.cached.unwrap_or(0).min(prompt);
+        }
+        added.generated = counts.generated.unwrap_or(0);
+        if added.generated == 0 {
+            return added;
+        }
+        let latest = self.latest.swap(now.0, Ordering::Relaxed);
+        if latest == 0 {
+            if !is_whole || added.generated == 1 {
+                added.first_ns = Some(now.ns_since(received));
+            }
+            // Nothing is known about the times of the other tokens of the first response.
+            return added;
+        }
+        added.intervals = added.generated.min(MAX_OBSERVED);
+        added.interval_ns = now.ns_since(Instant(latest)) / added.generated;
+        added
+    }
+}
+
+/// The tokens of one model.
+#[derive(Debug, Default)]
+pub(super) struct TokenCells {
+    /// Whether the model generates text; other models have no such series.
+    on: AtomicBool,
+    prompt: Count,
+    cached: Count,
+    generated: Count,
+    /// Created when a definition first enables the metric.
+    first: OnceLock<Buckets>,
+    interval: OnceLock<Buckets>,
+}
+
+impl TokenCells {
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn switch_on(&self) {
+        self.on.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the values of this moment, with the requested details of the distributions; `None`
+    /// leaves these out.
+    pub(super) fn copy(&self, details: Option<Details>) -> Self {
+        let copy = |distribution: &OnceLock<Buckets>| match details {
+            Some(details) => copy_of(distribution, details),
+            None => OnceLock::new(),
+        };
+        Self {
+            on: AtomicBool::new(self.is_on()),
+            prompt: self.prompt.clone(),
+            cached: self.cached.clone(),
+            generated: self.generated.clone(),
+            first: copy(&self.first),
+            interval: copy(&self.interval),
+        }
+    }
+
+    /// Creates the histograms that are defined and missing. `own` are the model's own buckets, by
+    /// metric name.
+    pub(super) fn define(&self, registry: &Registry, own: &[(String, Vec<f64>)]) {
+        for (value, distribution) in
+            [(TokenValue::First, &self.first), (TokenValue::Interval, &self.interval)]
+        {
+            if let Some((spec, unit)) = definition(registry, ModelValue::Tokens(value)) {
+                distribution.get_or_init(|| Buckets::new(own, &spec, unit));
+            }
+        }
+    }
+
+    /// Counts what a response has added.
+    pub(super) fn add(&self, added: AddedTokens) {
+        self.prompt.add(added.prompt);
+        self.cached.add(added.cached);
+        self.generated.add(added.generated);
+        if let (Some(ns), Some(first)) = (added.first_ns, self.first.get()) {
+            first.observe(ns);
+        }
+        if let Some(interval) = self.interval.get() {
+            (0..added.intervals).for_each(|_| interval.observe(added.interval_ns));
+        }
+    }
+
+    pub(super) fn read(&self, value: TokenValue, details: Details) -> Option<Reading> {
+        let whole = |count: &Count| Some(Reading::Number(Number::Whole(count.get())));
+        let histogram = |distribution: &OnceLock<Buckets>| {
+            Some(Reading::Histogram(distribution.get()?.read(details)))
+        };
+        match value {
+            TokenValue::Prompt => whole(&self.prompt),
+            TokenValue::Cached => whole(&self.cached),
+            TokenValue::Generated => whole(&self.generated),
+            TokenValue::First => histogram(&self.first),
+            TokenValue::Interval => histogram(&self.interval),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(cells: &TokenCells) -> [u64; 3] {
+        [&cells.prompt, &cells.cached, &cells.generated].map(Count::get)
+    }
+
+    #[test]
+    fn a_prompt_counts_once_and_tokens_with_each_response() {
+        let cells = TokenCells::default();
+        let progress = TokenProgress::default();
+        let response = TokenCounts { prompt: Some(7), cached: Some(9), generated: Some(2) };
+        for now in [10, 20, 30] {
+            cells.add(progress.advance(response, Instant(1), Instant(now), false));
+        }
+        // No more tokens can have been in a cache than the prompt has.
+        assert_eq!(counts(&cells), [7, 7, 6]);
+        cells.add(progress.advance(TokenCounts::default(), Instant(1), Instant(40), false));
+        assert_eq!(counts(&cells), [7, 7, 6]);
+    }
+
+    #[test]
+    fn the_tokens_of_a_response_share_its_time() {
+        let progress = TokenProgress::default();
+        let tokens = |generated| TokenCounts { generated: Some(generated), ..Default::default() };
+        let first = progress.advance(tokens(1), Instant(1), Instant(11), false);
+        assert_eq!((first.first_ns, first.intervals), (Some(10), 0));
+        let later = progress.advance(tokens(4), Instant(1), Instant(31), false);
+        assert_eq!((later.first_ns, later.intervals, later.interval_ns), (None, 4, 5));
+        let huge = progress.advance(tokens(u64::MAX), Instant(1), Instant(32), true);
+        assert_eq!(huge.intervals, MAX_OBSERVED);
+    }
+
+    #[test]
+    fn a_whole_output_has_no_times() {
+        let whole = TokenCounts { prompt: Some(1), cached: None, generated: Some(9) };
+        let added = TokenProgress::default().advance(whole, Instant(1), Instant(10), true);
+        assert_eq!((added.generated, added.first_ns, added.intervals), (9, None, 0));
+    }
+}
