@@ -444,6 +444,7 @@ mod tests {
         let series = cache.model_loaded(&model, &tags);
         cache.model_cached(&series);
         cache.model_decoupled(&series);
+        cache.model_generates(&series);
         record::inference_requested(&series);
         record::tenant_failed(&series, cache.tenant(b"t"), Reason::Backend);
         cache

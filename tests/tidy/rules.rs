@@ -206,7 +206,7 @@ pub(crate) struct Ban {
 }
 
 const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
-/// The packages of protocols. TorchServe's manages workers and has rules of its own.
+/// The packages of protocols that use nothing but a service. TorchServe's also manages workers.
 const EDGES: &[&str] = &["frontend/edge/", "frontend/http/", "frontend/grpc/", "frontend/openai/"];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[

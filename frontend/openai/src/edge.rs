@@ -1,4 +1,4 @@
-//! The routes of OpenAI's API, and what their handlers share.
+//! The steps that the handlers of OpenAI's API share.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -9,17 +9,14 @@ use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, StatusCode};
 use pharos::error::InferError;
 use pharos::infer::{InferRequest, Parameter};
-use pharos::service::{Responses, Route, SharedService};
+use pharos::service::{Responses, SharedService};
 use pharos_edge::Call;
 use pharos_edge::headers::check_encoding;
 use pharos_edge::http_settings::HttpSettings;
-use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
 use pharos_listener::receiving::body;
 use pharos_os::{blocking, clock};
 
-use crate::answer::{Failure, no_access, not_found, wrong_method};
-use crate::chat_completions;
-use crate::completions;
+use crate::answer::Failure;
 use crate::contract::Prompt;
 use crate::error::ApiError;
 use crate::models::{Models, TextModel};
@@ -40,27 +37,10 @@ pub(crate) struct Edge {
     pub(crate) models: Arc<Models>,
 }
 
-/// Adds the paths of OpenAI's API to the table of a port.
-#[must_use]
-pub fn add_to<T>(
-    router: Builder<T>,
-    service: SharedService,
-    settings: Arc<HttpSettings>,
-) -> Builder<T>
-where
-    T: Clone + Send + Sync + 'static,
-{
-    let edge = Edge { service, settings, models: Arc::default() };
-    let mut declared = Builder::default();
-    for prefix in ["/v1", "/openai/v1"] {
-        let chat = Methods::post(handler(chat_completions::answer));
-        let completion = Methods::post(handler(completions::answer));
-        declared = declared
-            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
-            .route(&format!("{prefix}/completions"), Route::Completion, completion);
+impl Edge {
+    pub(crate) fn new(service: SharedService, settings: Arc<HttpSettings>) -> Self {
+        Self { service, settings, models: Arc::default() }
     }
-    let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
-    router.include(declared, edge, fallbacks)
 }
 
 /// The id of a request, which its response, its log lines and its trace have.

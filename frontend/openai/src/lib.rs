@@ -3,7 +3,7 @@
 //! Most modules are pure: requests, chat templates, parsers of what models write, and responses have
 //! no sockets, threads, clocks or async code. Everything that reads bytes of a client is linear in
 //! their number and allocates nothing by a length that the client wrote. The others run requests:
-//! `edge` has the routes, `models` knows the chat templates, `contract` translates between requests
+//! `routes` has the paths, `models` the chat templates, `contract` translates between requests
 //! and tensors, `generation` runs inferences, and `events` streams.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
@@ -27,6 +27,7 @@ mod models;
 pub mod options;
 pub mod reasoning;
 pub mod response;
+mod routes;
 pub mod sampling;
 pub mod stop;
 pub mod structured;
@@ -35,9 +36,9 @@ pub mod tools;
 
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
-pub use edge::add_to;
 pub use error::ApiError;
 pub use json::{MAX_DEPTH, MAX_VALUES};
+pub use routes::add_to;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Finds one fixed text in a text that arrives character by character.
 
 /// A fixed text whose first character does not occur again in it, so that a failed match can only
-/// begin anew at the character that failed.
+/// begin again at the character that failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Marker {
     text: &'static str,

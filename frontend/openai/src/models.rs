@@ -1,5 +1,5 @@
-//! What the edge knows of models that generate text: their contract, their chat template and their
-//! parsers. It is found when a model is first asked, and again after each load.
+//! Models that generate text, with their contract, their chat template and their parsers. These are
+//! read with the first request to a model, and again after each load.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -192,7 +192,7 @@ pub struct ChatMessage {
     pub content: Option<String>,
     /// The reasoning before the text.
     pub reasoning: Option<String>,
-    /// Tool calls. The member is left out if there are none.
+    /// Tool calls. The member is left out without a call.
     pub tool_calls: Vec<ToolCall>,
 }
 

@@ -1,7 +1,7 @@
 //! Finds tool calls in text that arrives in pieces.
 //!
 //! Each character is looked at once, plus once for each time that it was held back as the possible
-//! beginning of a marker. What looks like a call and is none comes out as text. The arguments of a
+//! beginning of a marker. Text that only looks like a call comes out as text. The arguments of a
 //! call are forwarded as the model writes them; clients check them, as OpenAI's documentation asks.
 
 mod object;

@@ -109,7 +109,7 @@ def test_choices_stop_strings_and_logprobs(words):
         assert tokens[0].top_logprobs[0].logprob == -0.5
         stopped = chat(client, stop=["o th"])
         assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("one tw", "stop")
-        # A stop string over several chunks is found too; the model itself knows nothing of it.
+        # A stop string over several chunks is found too; the model has no stop strings.
         stream = chat(client, of_words("a b c d e"), stop="c d", stream=True)
         assert "".join(chunk.choices[0].delta.content for chunk in stream) == "a b "
 

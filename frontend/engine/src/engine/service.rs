@@ -136,7 +136,7 @@ impl Service for Engine {
         let serving = self.at_any_time(model, version)?;
         let directory = serving.directory.clone();
         let mut places = vec![inner_file(&directory, name).map_err(InferError::invalid)?];
-        // A model without versions, such as an ensemble, has no parent of its own.
+        // The directory of the model, which all versions share.
         if let Some(model) = directory.parent() {
             places.extend(inner_file(model, name));
         }

@@ -1,3 +1,5 @@
+//! Tests of responses against recorded answers of vLLM.
+
 use serde_json::json;
 
 use super::logprobs::{Candidate, TokenForm, parse_vllm};

@@ -1,3 +1,5 @@
+//! Tests of chat templates.
+
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -362,7 +364,7 @@ fn content_of_messages_with_tool_calls() {
         format!("{{% for message in messages %}}{{{{ message.content }}}}{CALLS}{{% endfor %}}");
     check(&source, body.clone(), "x(f)");
     let source = format!(
-        "{{% for message in messages %}}{{% if message.content is none %}}{CALLS}{{% else %}}{{{{ message.content }}}}{{% endif %}}{{% endfor %}}"
+        "{{% for message in messages %}}{{% if message.content == None %}}{CALLS}{{% else %}}{{{{ message.content }}}}{{% endif %}}{{% endfor %}}"
     );
     check(&source, body, "x(f)");
 }

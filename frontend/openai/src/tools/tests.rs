@@ -1,3 +1,5 @@
+//! Tests of the parsers of tool calls.
+
 use super::*;
 
 /// Parses text in pieces and writes what came out in a short form: text as it is, calls as
@@ -68,7 +70,7 @@ fn hermes() {
          <tool_call>{\"name\":\"g\",\"arguments\":{\"é\":1}}</tool_call>\n Done",
         "Sure.\n«f|{}»«g|{\"é\":1}»\n Done",
     );
-    // The arguments come first, or there are none, or they are JSON within JSON.
+    // The arguments come first, or are absent, or are JSON within JSON.
     check(
         "hermes",
         "<tool_call>{\"arguments\":{\"a\":1},\"id\":[{}],\"name\":\"f\"}</tool_call>",

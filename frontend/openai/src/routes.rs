@@ -1,0 +1,34 @@
+//! The routes of OpenAI's API.
+
+use std::sync::Arc;
+
+use pharos::service::{Route, SharedService};
+use pharos_edge::http_settings::HttpSettings;
+use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
+
+use crate::answer::{no_access, not_found, wrong_method};
+use crate::edge::Edge;
+use crate::{chat_completions, completions};
+
+/// Adds the paths of OpenAI's API to the table of a port.
+#[must_use]
+pub fn add_to<T>(
+    router: Builder<T>,
+    service: SharedService,
+    settings: Arc<HttpSettings>,
+) -> Builder<T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let edge = Edge::new(service, settings);
+    let mut declared = Builder::default();
+    for prefix in ["/v1", "/openai/v1"] {
+        let chat = Methods::post(handler(chat_completions::answer));
+        let completion = Methods::post(handler(completions::answer));
+        declared = declared
+            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
+            .route(&format!("{prefix}/completions"), Route::Completion, completion);
+    }
+    let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
+    router.include(declared, edge, fallbacks)
+}
