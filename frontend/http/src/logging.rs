@@ -58,11 +58,11 @@ fn member(name: &str, value: &RawValue, update: &mut LogUpdate) -> Result<(), In
 fn shown(settings: &LogSettings) -> HandlerResult {
     let LogSettings { file, info, warning, error, verbose, format } = settings;
     answer::json_of(&serde_json::json!({
-        "log_file": file,
-        "log_info": info,
-        "log_warning": warning,
         "log_error": error,
-        "log_verbose_level": verbose,
+        "log_file": file,
         "log_format": format.name(),
+        "log_info": info,
+        "log_verbose_level": verbose,
+        "log_warning": warning,
     }))
 }

@@ -34,8 +34,7 @@ pub(super) async fn metadata(edge: Edge, mut routed: Routed) -> HandlerResult {
 }
 
 fn metadata_json(metadata: &ModelMetadata) -> String {
-    // Built by hand because the order of the keys is part of the format (serde_json's maps sort
-    // them).
+    // Written without an intermediate value, in the order of the format.
     let tensors = |tensors: &[TensorMetadata]| {
         let tensor = |t: &TensorMetadata| {
             format!(

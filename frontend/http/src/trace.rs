@@ -95,7 +95,7 @@ fn wrong_type(error: InferError, value: &RawValue, allowed: &str) -> InferError 
 }
 
 fn shown(settings: TraceSettings) -> Response {
-    // Built by hand because clients see the order of the keys (serde_json's maps sort them).
+    // The settings are in the order that clients see.
     let mut out = String::new();
     for (name, values) in settings {
         let value = if name == "trace_level" {

@@ -38,7 +38,7 @@ def problem(block) -> str:
     if block.kind == "not run":
         return "" if block.argument else "the reason is missing"
     if block.kind == "run by":
-        files = [HERE / f"test_{name}.py" for name in ("documents", "readme", "reference", "text_models")]
+        files = [HERE / f"test_{name}.py" for name in ("documents", "language_models", "readme", "reference", "text_models")]
         defined = any(f"\ndef {block.argument}(" in file.read_text() for file in files)
         return "" if defined else f"there is no {block.argument}"
     if block.kind == "configuration of":

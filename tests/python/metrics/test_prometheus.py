@@ -28,6 +28,7 @@ from sequences import iterative_models
 from sequences.state_models import TWO, sequences, stateful_model, tensors
 
 COLUMNS = 24
+LANGUAGE_MODELS = ROOT / "examples/language_model/models"
 LOAD_S = 25
 """The maximum time until an expression has data."""
 
@@ -219,7 +220,7 @@ class Load:
 
     def __init__(self, server, statsd: str):
         self.server, self.statsd, self.over, self.begun = server, statsd, threading.Event(), 0
-        steps = (self.good, self.bad, self.grpc, self.datagrams, self.sequences, self.stream)
+        steps = (self.good, self.bad, self.grpc, self.datagrams, self.sequences, self.stream, self.tokens)
         self.threads = [threading.Thread(target=self.repeat, args=(step,)) for step in steps]
         self.threads += [threading.Thread(target=self.repeat, args=(self.full,)) for _ in range(6)]
 
@@ -263,6 +264,10 @@ class Load:
     def stream(self):
         self.server.ask("POST", "/v2/models/stream/generate_stream", '{"COUNT":3}')
 
+    def tokens(self):
+        body = {"model": "words", "prompt": "one two three", "stream": True, "vllm_xargs": {"delay_ms": 1}}
+        self.server.ask("POST", "/v1/completions", json.dumps(body))
+
     def full(self):
         self.server.infer("queue_limit", one("FP32", [1, 1], [1]))
 
@@ -292,7 +297,7 @@ def scraped(tmp_path_factory):
     cache = "--cache-config=local,size=700"
     options = ["--metrics-config=summary_latencies=true", f"--statsd-address={statsd}", cache]
     with (
-        Server(folder, [EXAMPLES, models], options) as server,
+        Server(folder, [EXAMPLES, LANGUAGE_MODELS, models], options) as server,
         Load(server, statsd),
         Prometheus(folder, server.metrics) as running,
     ):

@@ -3,14 +3,11 @@
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 import time
 
 import openai
 import pytest
 
-from documents.document_blocks import of_test
 from harness.server import ROOT, Server, kill_all, total
 from harness.waiting import DEADLINE_S, eventually
 
@@ -256,15 +253,3 @@ def test_a_new_chat_template_counts_from_the_next_load(start, tmp_path):
             assert status == 200, text
         with pytest.raises(openai.BadRequestError, match="no chats today"):
             chat(client)
-
-
-def test_the_guide_of_language_models(words, tmp_path):
-    """The commands of the guide, with the ports of this server."""
-    commands, program = (block.text for block in of_test("test_the_guide_of_language_models"))
-    serve, ask = commands.strip().splitlines()
-    assert serve == f"pharos --model-repository {MODELS.relative_to(ROOT)}"
-    ask, program = (text.replace("localhost:8000", words.http) for text in (ask, program))
-    answer = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout
-    assert json.loads(answer)["choices"][0]["message"]["content"] == "hello world"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed == "hello world"
