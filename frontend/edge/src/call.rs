@@ -282,8 +282,10 @@ impl Call {
         request.trace = self.trace;
         request.leaves_at = self.deadline.map(|deadline| deadline.leaves_at);
         request.timeline.received = self.received;
-        let parameters = mem::take(&mut self.parameters).into_iter();
-        request.parameters.extend(parameters.map(|(name, value)| (name, Parameter::String(value))));
+        let parameters = self.parameters.iter();
+        request.parameters.extend(
+            parameters.map(|(name, value)| (name.clone(), Parameter::String(value.clone()))),
+        );
         Activities::of(self.protocol).received(self.traced.as_ref(), read, request);
         request.timeline.request_start = self.policy.service().now();
     }

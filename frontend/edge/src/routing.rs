@@ -133,7 +133,8 @@ pub struct Builder<T> {
 struct Declared<T> {
     route: RouteOf,
     methods: Methods<T>,
-    /// The answers of the edge that has declared the path; `None` for those of the table.
+    /// The fallbacks of the edge that has declared the path; `None` if the fallbacks of the table
+    /// count.
     fallbacks: Option<Fallbacks>,
 }
 

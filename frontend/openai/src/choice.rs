@@ -1,9 +1,11 @@
 //! One choice of a response while a model writes it: stop strings, reasoning and tool calls.
 
 use crate::contract::ChoiceStep;
+use crate::options::RequestOptions;
 use crate::reasoning::{ReasoningDelta, ReasoningParser};
 use crate::response::logprobs::Position;
 use crate::response::{FinishReason, StopReason};
+use crate::sampling::Sampling;
 use crate::stop::{Stop, StopScanner};
 use crate::tools::{ToolDelta, ToolParser};
 
@@ -63,7 +65,24 @@ pub(crate) struct Finish {
     pub(crate) stop_reason: Option<StopReason>,
 }
 
+impl Default for Finish {
+    /// The end of a choice that its model did not end.
+    fn default() -> Self {
+        Self { reason: FinishReason::Error, stop_reason: None }
+    }
+}
+
 impl Delta {
+    /// Adds what a later response has added.
+    pub(crate) fn append(&mut self, next: Self) {
+        self.content.push_str(&next.content);
+        self.reasoning.push_str(&next.reasoning);
+        self.tools.extend(next.tools);
+        self.logprobs.extend(next.logprobs);
+        self.token_ids.extend(next.token_ids);
+        self.finish = next.finish.or(self.finish.take());
+    }
+
     /// Returns whether the client learns something from it.
     pub(crate) fn is_empty(&self) -> bool {
         self.content.is_empty()
@@ -72,6 +91,19 @@ impl Delta {
             && self.logprobs.is_empty()
             && self.token_ids.is_empty()
             && self.finish.is_none()
+    }
+}
+
+impl Parsers {
+    /// Returns the parsers that every form of request has.
+    pub(crate) fn of(sampling: &Sampling, options: &RequestOptions) -> Self {
+        Self {
+            stop: sampling.stop.clone(),
+            include_stop: sampling.include_stop_str_in_output.unwrap_or(false),
+            logprobs: sampling.logprobs.is_some(),
+            token_ids: options.return_token_ids,
+            ..Self::default()
+        }
     }
 }
 

@@ -66,10 +66,11 @@ impl Generation {
     pub(crate) fn usage(&self) -> Option<Usage> {
         let mut usage = Usage::default();
         for run in &self.runs {
-            usage.prompt_tokens += run.prompt_tokens?;
-            usage.completion_tokens += run.output_tokens?;
+            usage.prompt_tokens = usage.prompt_tokens.saturating_add(run.prompt_tokens?);
+            usage.completion_tokens = usage.completion_tokens.saturating_add(run.output_tokens?);
             if let Some(cached) = run.cached_tokens {
-                usage.cached_tokens = Some(usage.cached_tokens.unwrap_or(0) + cached);
+                let before = usage.cached_tokens.unwrap_or(0);
+                usage.cached_tokens = Some(before.saturating_add(cached));
             }
         }
         Some(usage)
@@ -78,6 +79,24 @@ impl Generation {
     /// Returns the times of the request, as of the latest response.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Collects what all responses add, by choice.
+    ///
+    /// # Errors
+    /// An inference failed.
+    pub(crate) async fn collect(&mut self) -> Result<Vec<Delta>, InferError> {
+        let count = self.runs.iter().map(|run| run.choices.len()).sum();
+        let mut choices: Vec<Delta> = Vec::new();
+        choices.resize_with(count, Delta::default);
+        while let Some(deltas) = self.next().await {
+            for (index, delta) in deltas? {
+                if let Some(choice) = choices.get_mut(index as usize) {
+                    choice.append(delta);
+                }
+            }
+        }
+        Ok(choices)
     }
 
     /// Returns what the next response adds; `None` after the last one.

@@ -26,6 +26,7 @@ pub mod message;
 mod models;
 pub mod options;
 pub mod reasoning;
+mod respond;
 pub mod response;
 mod routes;
 pub mod sampling;

@@ -5,17 +5,24 @@ use axum::response::Response;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use pharos::error::Reason;
+use pharos::infer::Parameter;
 use pharos::service::{Protocol, Route};
 use pharos_edge::Incoming;
+use pharos_edge::access::{Access, Forward};
 use pharos_edge::http_settings::HttpSettings;
 use pharos_edge::routing::{Builder, Fallbacks, Routes};
 use pharos_service_double::EchoService;
+use regex::bytes::Regex;
 use serde_json::{Value, json};
 
 use crate::answer::{no_access, not_found, wrong_method};
 
 fn routes(service: &EchoService) -> Routes<()> {
-    let settings = HttpSettings::default();
+    let pattern = Regex::new("^x-request-id$").unwrap();
+    let settings = HttpSettings {
+        forward: Forward::new(Some(pattern), &Access::default()),
+        ..HttpSettings::default()
+    };
     let policy = settings.policy(service.shared());
     let router = crate::add_to(Builder::default(), service.shared(), settings.into());
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
@@ -140,6 +147,10 @@ async fn completions_have_a_choice_for_each_prompt() {
     assert_eq!(answer["choices"][0]["text"], "a ba b ");
     assert_eq!(answer["choices"][1]["text"], "cc ");
     assert_eq!(answer["usage"]["completion_tokens"], 3);
+    let forwarded = ("x-request-id".to_owned(), Parameter::String("r-1".to_owned()));
+    let requests = service.requests();
+    assert_eq!(requests.len(), 2);
+    assert!(requests.iter().all(|request| request.parameters.contains(&forwarded)));
     let body = json!({"model": "text", "prompt": "a b", "stream": true, "stop": "b"});
     let (_, text) = ask(&service, "/v1/completions", &body).await;
     let chunks = events(&text);

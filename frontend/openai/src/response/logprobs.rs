@@ -6,6 +6,9 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
+use crate::options::RequestOptions;
+use crate::sampling::Sampling;
+
 /// What stands for minus infinity, which JSON does not have. vLLM uses the same number.
 pub const MINUS_INFINITY: f64 = -9999.0;
 
@@ -98,6 +101,41 @@ pub enum TokenForm {
     Text,
     /// As `token_id:N` (`return_tokens_as_token_ids`).
     Id,
+}
+
+/// How the log probabilities of a response are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogprobsForm {
+    /// The number of the most probable tokens at each position.
+    pub top: u32,
+    /// How tokens are written.
+    pub tokens: TokenForm,
+}
+
+impl LogprobsForm {
+    /// Returns the form for a request; `None` if the client wants none.
+    pub fn of(sampling: &Sampling, options: &RequestOptions) -> Option<Self> {
+        let tokens = match options.return_tokens_as_token_ids {
+            true => TokenForm::Id,
+            false => TokenForm::Text,
+        };
+        Some(Self { top: sampling.logprobs?, tokens })
+    }
+
+    /// Returns the log probabilities of a chat choice or chunk.
+    pub fn chat(self, positions: &[Position]) -> ChatLogprobs {
+        let mut logprobs = ChatLogprobs::default();
+        positions.iter().for_each(|position| logprobs.push(position, self.top, self.tokens));
+        logprobs
+    }
+
+    /// Returns the log probabilities of a completion choice or chunk. `offset` is where the text of
+    /// the first token begins, in characters.
+    pub fn completion(self, positions: &[Position], offset: u64) -> CompletionLogprobs {
+        let mut logprobs = CompletionLogprobs::beginning_at(offset);
+        positions.iter().for_each(|position| logprobs.push(position, self.top, self.tokens));
+        logprobs
+    }
 }
 
 impl Candidate {
