@@ -13,8 +13,8 @@ pub fn status_of(error: &InferError) -> StatusCode {
     StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// Returns the answer to a failed request: the status of the error, and this body. If the body
-/// of the client was too large or too slow, the connection ends, because the rest of the body, which
+/// Returns the answer to a failed request: the status of the error, and this body. If the body of
+/// the client was too large or too slow, the connection ends, because the rest of the body, which
 /// the client may still send, is not a request.
 pub fn answer_error(error: &InferError, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());

@@ -63,8 +63,7 @@ fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
     let mut set = [false; FIELDS.len()];
     let mut fields = Fields::of(contents);
     for field in fields.by_ref() {
-        // The fields of a group are not those of the contents. No version of the protocol has
-        // groups.
+        // A group has its own numbers of fields. No version of the protocol has groups.
         if matches!(field.wire_type, WireType::StartGroup | WireType::EndGroup) {
             return None;
         }

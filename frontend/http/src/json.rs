@@ -1,8 +1,8 @@
 //! Reads JSON without building trees: the members of objects are borrowed slices of the text,
 //! parsed on demand.
 //!
-//! The texts and the code of type errors are those of Triton's JSON reader, because clients match
-//! them. The code is 500 although the client is at fault.
+//! Type errors have the texts and the code of Triton's JSON reader, because clients match them. The
+//! code is 500 although the client is at fault.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -36,8 +36,8 @@ const NONFINITE: [(&str, &str, f64); 5] = [
     ("Inf", "0E-17343", f64::INFINITY),
 ];
 
-/// The part of a number that identifies those of [`NONFINITE`]. It begins with a rare character, so
-/// that searches for it are fast.
+/// The part of a number that identifies the numbers of [`NONFINITE`]. The mark begins with a rare
+/// character, so that searches for the mark are fast.
 const MARK: &str = "E-1734";
 
 /// Another spelling of [`MARK`]; a number with it has the same value.

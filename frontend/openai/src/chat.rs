@@ -143,8 +143,9 @@ impl ChatRequest {
         self.messages.iter().any(Message::has_media)
     }
 
-    /// Returns the JSON schema of the output that a forced tool call needs: for `required` a list of
-    /// `{"name","parameters"}`, for a certain function its arguments. `None` if no call is forced.
+    /// Returns the JSON schema of the output that a forced tool call needs: for `required` a list
+    /// of `{"name","parameters"}`, for a certain function its arguments. `None` if no call is
+    /// forced.
     ///
     /// The forms are vLLM's; the parser `json` of [`crate::tools`] reads the former.
     pub fn forced_call_schema(&self) -> Option<Value> {

@@ -1,10 +1,10 @@
 //! The edge of OpenAI's API. [`add_to`] adds its paths to the table of a port.
 //!
-//! Most modules are pure: requests, chat templates, parsers of what models write, and responses have
-//! no sockets, threads, clocks or async code. Everything that reads bytes of a client is linear in
-//! their number and allocates nothing by a length that the client wrote. The others run requests:
-//! `routes` has the paths, `models` the chat templates, `contract` translates between requests
-//! and tensors, `generation` runs inferences, and `events` streams.
+//! Most modules are pure: requests, chat templates, parsers of what models write, and responses
+//! have no sockets, threads, clocks or async code. Everything that reads bytes of a client is
+//! linear in their number and allocates nothing by a length that the client wrote. The others run
+//! requests: `routes` has the paths, `models` the chat templates, `contract` translates between
+//! requests and tensors, `generation` runs inferences, and `events` streams.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).

@@ -1,5 +1,5 @@
-//! The way from a request whose inferences run to its response, whole or streamed: the same for every
-//! form of request.
+//! The way from a request whose inferences run to its response, whole or streamed: the same for
+//! every form of request.
 
 use axum::body::Body;
 use axum::response::Response;

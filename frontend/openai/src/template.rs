@@ -80,7 +80,8 @@ struct Traits {
 impl ChatTemplate {
     /// Compiles a template. `special_tokens` are variables for it: `bos_token`, `eos_token`, ...
     ///
-    /// Of named templates, `default` and `tool_use` count; a single one counts whatever its name is.
+    /// Of named templates, `default` and `tool_use` count; a single one counts whatever its name
+    /// is.
     ///
     /// # Errors
     ///
@@ -130,8 +131,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// 400 if the template refuses the messages (`raise_exception`), cannot render them or exceeds a
-    /// limit, and if it cannot express media that a message has.
+    /// 400 if the template refuses the messages (`raise_exception`), cannot render them or exceeds
+    /// a limit, and if it cannot express media that a message has.
     pub fn render(&self, request: &ChatRequest, now: CivilTime) -> Result<String, ApiError> {
         let traits = match self.tool_use {
             Some(traits) if !request.tools.is_empty() => traits,

@@ -400,8 +400,8 @@ impl ToolParser {
         };
     }
 
-    /// Skips what follows a call up to its closing marker: whitespace, and superfluous braces, which
-    /// models write at times.
+    /// Skips what follows a call up to its closing marker: whitespace, and superfluous braces,
+    /// which models write at times.
     fn closing(&mut self, character: char, out: &mut Vec<ToolDelta>) {
         let is_skipped = character.is_whitespace() || character == '}';
         if is_skipped && self.close.held().is_empty() {

@@ -31,9 +31,9 @@ const CONFIG: &str = "config.pbtxt";
 const MAX_CONFIG: u64 = 16 << 20;
 /// No models are loaded from these directories, as in Triton.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
-/// Error texts that indicate insufficient memory: some of those that Triton checks, and that of the
-/// server's own limits of memory. The error of a load or a request has no type: backends and models
-/// make its text.
+/// Error texts that indicate insufficient memory: some of the texts that Triton checks, and the
+/// text of the server's own limits of memory. The error of a load or a request has no type:
+/// backends and models make its text.
 const NO_MEMORY: [&str; 8] = [
     "out of memory",
     "memoryerror",
@@ -356,8 +356,8 @@ fn is_ensemble(model: &Path) -> bool {
     text.zip(ENSEMBLE.as_ref()).is_some_and(|(text, ensemble)| ensemble.is_match(&text))
 }
 
-/// Returns the status with which SageMaker unloads other models, if the error is that of
-/// insufficient memory.
+/// Returns the status with which SageMaker unloads other models, if the error says
+/// that memory is insufficient.
 pub(super) fn status_without_memory(error: &InferError) -> Option<StatusCode> {
     let text = error.message.to_ascii_lowercase();
     NO_MEMORY.iter().any(|words| text.contains(words)).then_some(StatusCode::INSUFFICIENT_STORAGE)

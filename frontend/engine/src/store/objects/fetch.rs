@@ -144,7 +144,7 @@ impl ObjectRepository {
     }
 
     /// Returns whether an answer belongs to the listed object. Listings quote entity tags
-    /// inconsistently, and Google's may differ from those of the answers.
+    /// inconsistently, and Google's tags in listings may differ from the tags of answers.
     fn is_same(&self, answer: &ObjectMeta, listed: &ObjectMeta) -> bool {
         let tag =
             |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_owned());
