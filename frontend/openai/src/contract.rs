@@ -4,8 +4,7 @@
 //! A model has one of two forms, which follows from its tensors:
 //!
 //! - that of Triton's vllm_backend: `text_input` and `sampling_parameters` (JSON) to `text_output`,
-//!   `finish_reason`, `num_input_tokens`, `num_output_tokens` and `logprobs`. Optional additions
-//! are
+//!   `finish_reason`, `num_input_tokens`, `num_output_tokens` and `logprobs`. Optional additions are
 //!   `token_ids`, `stop_reason` (JSON) and `num_cached_tokens`;
 //! - that of TensorRT-LLM's models in Triton: `text_input`, `max_tokens` and a tensor for each
 //!   further parameter.
