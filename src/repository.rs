@@ -2,9 +2,9 @@
 //! callers list directories, load models and report the outcome.
 
 mod attempts;
-mod load;
 pub mod memory_budget;
 mod on_demand;
+mod overrides;
 mod plan;
 mod uses;
 
@@ -15,8 +15,8 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use attempts::{Attempts, Pauses};
-pub use load::{Kind as LoadParameter, LoadScope, Override};
 pub use on_demand::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND_VALUE};
+pub use overrides::{Kind as LoadParameter, LoadScope, Override};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 pub use uses::Uses;
 
