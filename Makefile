@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
+.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
   soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -66,6 +66,9 @@ example-backends: test-workers ## builds the example backends into the folder wh
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
+
+llamacpp: tools ## builds the backend of GGUF models with llama.cpp and installs it (five minutes; CMake and libclang from PyPI)
+	worker/llamacpp/build $(TARGET)
 
 # Packages.
 

@@ -57,6 +57,13 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 /// no enum of built-in metrics.
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
+/// The gauges of engines that run language models, which their backends record.
+pub const RECORDED_BY_ENGINES: [&str; 3] = [
+    "pharos_llm_running_requests",
+    "pharos_llm_waiting_requests",
+    "pharos_llm_kv_cache_usage_ratio",
+];
+
 named_enum! {
     /// How metrics leave the server: the key `mode` of `metrics.yaml`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -479,7 +486,8 @@ mod tests {
         }
         for (id, spec) in catalog.iter() {
             let by_worker = spec.name == STATE_BYTES || RECORDED_BY_WORKER.contains(&&*spec.name);
-            let recorded = spec.builtin.is_some() || by_worker;
+            let by_engine = RECORDED_BY_ENGINES.contains(&&*spec.name);
+            let recorded = spec.builtin.is_some() || by_worker || by_engine;
             assert!(recorded, "{} is not recorded by any code", spec.name);
             assert!(!spec.help.is_empty() && spec.also_as.is_empty());
             assert_eq!(catalog.find(&spec.name).unwrap().0, id);

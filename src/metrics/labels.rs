@@ -56,6 +56,8 @@ named_enum! {
         ChatCompletion => "chat_completion",
         /// A completion of OpenAI's API.
         Completion => "completion",
+        /// The list of the models that are ready, for clients that send requests to them.
+        Models => "models",
         /// The list of models.
         RepositoryIndex => "repository_index",
         /// Loading a model.

@@ -1,6 +1,7 @@
 //! The facts that complete a model configuration: the model's files and this machine's hardware and
 //! backends.
 
+use super::gguf::GgufMetadata;
 use super::onnx::ModelSignature;
 
 /// The facts about a model that are not in its configuration's text.
@@ -25,6 +26,8 @@ pub struct Completion<'a> {
     pub no_cuda_provider: Option<&'a str>,
     /// The inputs and outputs that the model file declares, if it could be read.
     pub signature: Option<&'a ModelSignature>,
+    /// What the model file says about its prompts, if it is a GGUF file.
+    pub gguf: Option<&'a GgufMetadata>,
     /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from
     /// `signature`.
     pub auto_complete: bool,

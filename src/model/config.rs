@@ -63,6 +63,9 @@ pub struct ModelConfig {
     /// configured; otherwise the output is returned as the model produced it. From the parameter
     /// `strict_output_types`.
     pub strict_output_types: bool,
+    /// The most requests that an instance answers at a time after their batches (it has deferred
+    /// them). At this number it gets no batch. From the parameter `max_open_requests`.
+    pub max_open_requests: usize,
     /// Warnings about valid but probably unintended settings, for the log; one sentence each.
     pub warnings: Vec<String>,
     /// The configuration in the schema's form, for the model configuration extension.

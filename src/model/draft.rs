@@ -2,8 +2,12 @@
 
 use prost::Message;
 
+use super::autocomplete_text::LLAMACPP;
 use super::{Completion, ConfigError, ModelConfig};
-use super::{agents, autocomplete, json, normalize, onnx, proto, text, validate, warnings};
+use super::{
+    agents, autocomplete, autocomplete_text, gguf, json, normalize, onnx, proto, text, validate,
+    warnings,
+};
 
 /// The parameter that decides whether a model runs in a sandbox.
 pub const SANDBOX: &str = "sandbox";
@@ -76,6 +80,18 @@ impl Draft {
         (self.may_be_onnx() && has_signature).then_some(name)
     }
 
+    /// Returns the name of the model's file if it is a GGUF file ([`gguf::metadata`]). `files` are
+    /// the names in the version directories.
+    pub fn gguf_file<'a>(&'a self, files: &[String]) -> Option<&'a str> {
+        let name = match self.proto.default_model_filename.as_str() {
+            "" => normalize::default_file(LLAMACPP, files)?,
+            name => name,
+        };
+        let may_be =
+            matches!(self.proto.backend.as_str(), "" | LLAMACPP) && self.proto.platform.is_empty();
+        (may_be && name.ends_with(gguf::ENDING)).then_some(name)
+    }
+
     /// Returns whether the model may be an ONNX file.
     pub(super) fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
@@ -136,6 +152,9 @@ impl Draft {
                 self.warnings.extend(warning);
             }
             autocomplete::compare(&self.proto, signature)?;
+        }
+        if self.proto.backend == LLAMACPP && completion.auto_complete {
+            autocomplete_text::fill(&mut self.proto, completion.gguf);
         }
         self.warnings.extend(normalize::defaults(&mut self.proto, completion));
         agents::of(&self.proto)?;

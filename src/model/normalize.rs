@@ -1,10 +1,11 @@
 //! Fills in fields that do not depend on the model file: name, backend, instance groups and the
 //! defaults that clients see in the model configuration extension.
 
+use super::autocomplete_text::LLAMACPP;
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
-use super::{Completion, ConfigError, ModelConfig, unsupported_backends};
+use super::{Completion, ConfigError, ModelConfig, gguf, unsupported_backends};
 
 /// A backend, the platform of its models (Triton's pairs), and the names of their files, the most
 /// common first.
@@ -29,13 +30,14 @@ const fn known(
 const ARCHIVE: &str = ".mar";
 
 /// If a model configures no backend, the first one whose file exists is used.
-const BACKENDS: [KnownBackend; 8] = [
+const BACKENDS: [KnownBackend; 9] = [
     known("onnxruntime", "onnxruntime_onnx", &["model.onnx", "model.ort"], &[".onnx", ".ort"]),
     known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
     known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
     known("python", "", &["model.py"], &[".py"]),
     known("sklearn", "", &["model.joblib", "model.pkl"], &[".joblib"]),
     known("xgboost", "", &["model.json", "model.ubj"], &[".ubj"]),
+    known(LLAMACPP, "", &["model.gguf"], &[gguf::ENDING]),
     known("torchserve", "", &[], &[ARCHIVE]),
     known("builtin", "", &[], &[]),
 ];

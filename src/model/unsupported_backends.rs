@@ -28,6 +28,10 @@ pub fn backend_advice(name: &str) -> &'static str {
             "serve tree models with backend: \"xgboost\" (model.json, model.ubj) or \"sklearn\" \
              (model.joblib)"
         }
+        "llamacpp" => {
+            "the backend llamacpp is built separately: `make llamacpp` in the sources of the server \
+             builds it and installs it there"
+        }
         "vllm" | "tensorrtllm" | "dali" => {
             "serve models of this kind with a model.py that uses the library, and backend: \
              \"python\""

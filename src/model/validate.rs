@@ -64,6 +64,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
             .map(|raw| warmup(raw, name))
             .collect::<Result<_, _>>()?,
         strict_output_types: flag(&proto, "strict_output_types")?,
+        max_open_requests: max_open_requests(&proto)?,
         warnings: Vec::new(),
         proto,
         shape_hash: RandomState::new(),
@@ -75,6 +76,30 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         session::check(&config)?;
     }
     Ok(config)
+}
+
+/// The parameter with the most open requests of an instance.
+pub(super) const MAX_OPEN_REQUESTS: &str = "max_open_requests";
+
+/// Reads the parameter [`MAX_OPEN_REQUESTS`].
+fn max_open_requests(proto: &proto::ModelConfig) -> Result<usize, ConfigError> {
+    let Some(parameter) = proto.parameters.get(MAX_OPEN_REQUESTS) else { return Ok(usize::MAX) };
+    let text = parameter.string_value.as_str();
+    if let Some(SchedulingChoice::SequenceBatching(_)) = proto.scheduling_choice {
+        return error(format!(
+            "model '{}' has the parameter '{MAX_OPEN_REQUESTS}', which models with \
+             sequence_batching do not have",
+            proto.name
+        ));
+    }
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => error(format!(
+            "the parameter '{MAX_OPEN_REQUESTS}' of model '{}' is '{}'; allowed are integers above 0",
+            proto.name,
+            text.escape_debug()
+        )),
+    }
 }
 
 /// Checks the instance groups against this machine's GPUs and the backend's capabilities.

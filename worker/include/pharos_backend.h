@@ -388,6 +388,11 @@ struct pharos_host {
        later batches need. */
     pharos_code (*keep_input)(const pharos_batch *batch, size_t position, const void **data, pharos_kept **kept);
     void (*release_input)(pharos_kept *kept);
+
+    /* Returns 1 if response_send would send a response to this request without waiting for its client, 0 otherwise. A
+       thread that answers many requests asks first, and collects the text of a client that reads slowly. Servers before
+       0.4 do not have this function: test PHAROS_HAS(host, responder_ready). */
+    int32_t (*responder_ready)(pharos_responder *responder);
 };
 
 /* ---- The library's functions ----------------------------------------------------------------------------------- */

@@ -148,7 +148,7 @@ async fn every_route_answers_and_is_counted_once() {
             "",
             200,
             r#"{"models":["echo"],"object":"list","data":[{"id":"echo","object":"model","created":"#,
-            Route::RepositoryIndex,
+            Route::Models,
             None,
         ),
         (

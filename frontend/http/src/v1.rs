@@ -35,9 +35,12 @@ pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     let of_model = RouteOf::Path(route_of_model);
     router
         .route("/", Route::Live, get(alive))
-        // The list of models needs the same access as the repository index.
-        .route("/v1/models", Route::RepositoryIndex, get(list))
+        // Whoever may send requests may know the models; clients of OpenAI's API list them first.
+        .route("/v1/models", Route::Models, get(list))
         .route("/v1/models/{model}", of_model, get(ready).and_post(handler(predict)))
+        // The prefix of KServe's runtimes for language models.
+        .route("/openai/v1/models", Route::Models, get(list))
+        .route("/openai/v1/models/{model}", Route::ModelReady, get(ready))
         .route(
             "/v1/models/{model}/versions/{version}",
             of_model,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::model::ModelConfig;
+use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
 use pharos_os::blocking;
 
@@ -20,8 +20,6 @@ use crate::tools::ToolParser;
 /// The parameter of a model's configuration that says whether OpenAI's API serves the model:
 /// `auto` (the default) or `off`.
 const OPENAI: &str = "openai";
-/// The parameter with a chat template, or the name of its file in the model's directory.
-const CHAT_TEMPLATE: &str = "chat_template";
 const TOOL_PARSER: &str = "tool_call_parser";
 const REASONING_PARSER: &str = "reasoning_parser";
 const DEFAULT_MAX_TOKENS: &str = "default_max_tokens";
@@ -117,7 +115,7 @@ impl TextModel {
             .transpose()?;
         Ok(Self {
             contract,
-            template: template_of(service, name, parameter(CHAT_TEMPLATE)).await?,
+            template: template_of(service, name, config).await?,
             tool_parser,
             reasoning_parser,
             default_max_tokens,
@@ -125,13 +123,15 @@ impl TextModel {
     }
 }
 
-/// Returns the chat template of a model: of its configuration, `chat_template.jinja`, or
-/// `tokenizer_config.json`, which also has the special tokens.
+/// Returns the chat template of a model: of its configuration (a template, or the name of its file
+/// in the model's directory), `chat_template.jinja`, or `tokenizer_config.json`. That file and the
+/// configuration also have the special tokens.
 async fn template_of(
     service: &dyn Service,
     name: &str,
-    parameter: Option<&str>,
+    config: &ModelConfig,
 ) -> Result<Option<ChatTemplate>, Failure> {
+    let parameter = config.parameters.get(CHAT_TEMPLATE).map(String::as_str);
     let tokenizer = match service.model_file(name, "", "tokenizer_config.json").await? {
         Some(file) => TokenizerConfig::parse(&file).map_err(|why| broken(name, &why))?,
         None => TokenizerConfig::default(),
@@ -159,7 +159,12 @@ async fn template_of(
         (None, text) => text.map(|text| TemplateSource::Single(text.to_owned())),
     };
     let Some(source) = source else { return Ok(None) };
-    let special_tokens = tokenizer.special_tokens;
+    let mut special_tokens = tokenizer.special_tokens;
+    for token in [BOS_TOKEN, EOS_TOKEN] {
+        if let Some(text) = config.parameters.get(token) {
+            special_tokens.insert(token.to_owned(), text.clone());
+        }
+    }
     let compiled = blocking::run(move || ChatTemplate::new(source, special_tokens)).await;
     let compiled = compiled.map_err(|error| InferError::internal(error.to_string()))?;
     compiled.map(Some).map_err(|why| broken(name, &format!("its chat template is invalid: {why}")))

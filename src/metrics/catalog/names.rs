@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::warnings::nearest_to;
-use super::{Kind, STATE_BYTES, Section};
+use super::{Kind, RECORDED_BY_ENGINES, STATE_BYTES, Section};
 use crate::builtin::Builtin;
 
 /// The longest name of a metric or label, in bytes.
@@ -118,7 +118,7 @@ pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
             builtin.name()
         ));
     }
-    if name.starts_with(OWN_PREFIX) && name != STATE_BYTES {
+    if name.starts_with(OWN_PREFIX) && name != STATE_BYTES && !RECORDED_BY_ENGINES.contains(&name) {
         return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
     }
     Ok(())

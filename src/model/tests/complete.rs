@@ -35,6 +35,8 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
         unusable_gpus: &[],
         no_cuda_provider: None,
         signature: Some(signature),
+
+        gguf: None,
         auto_complete: true,
         default_max_batch_size: 4,
     };

@@ -25,18 +25,19 @@ GENERATING = {"/v1/responses"}
 """The paths whose answers are generated text."""
 
 
-def client_of(server, key="none") -> openai.OpenAI:
+def client_of(server, key="none", base="/v1") -> openai.OpenAI:
     """Returns a client that does not repeat requests."""
-    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0)
+    return openai.OpenAI(base_url=f"http://{server.http}{base}", api_key=key, max_retries=0)
 
 
 @pytest.mark.smoke
-def test_models_are_listed_and_found(server):
+@pytest.mark.parametrize("base", ["/v1", "/openai/v1"])
+def test_models_are_listed_and_found(server, base):
     """The client's list has the same models as that of KServe's v1. Both read the same answers."""
     status, text = server.get("/v1/models")
     names = json.loads(text)["models"]
     assert status == 200 and {"simple", "digits"} <= set(names)
-    with client_of(server) as client:
+    with client_of(server, base=base) as client:
         listed = client.models.list()
         assert listed.object == "list" and [model.id for model in listed] == names
         for model in [*listed.data, client.models.retrieve("simple")]:
@@ -49,12 +50,12 @@ def test_models_are_listed_and_found(server):
 
 
 def test_the_api_key_is_a_token(start, tmp_path):
-    """The client sends its key as a bearer token. Only the management token may list models."""
-    (tmp_path / "tokens").write_text("manage-1\n")
-    server = start(["identity_fp32"], f"--management-token-file={tmp_path / 'tokens'}")
+    """The client sends its key as a bearer token. Whoever may send requests may list the models."""
+    (tmp_path / "tokens").write_text("infer-1\n")
+    server = start(["identity_fp32"], f"--inference-token-file={tmp_path / 'tokens'}")
     with client_of(server) as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    with client_of(server, "manage-1") as client:
+    with client_of(server, "infer-1") as client:
         assert [model.id for model in client.models.list()] == ["identity_fp32"]
 
 

@@ -261,23 +261,39 @@ impl Connection {
     /// [`InferError::cancelled`] if the request is cancelled; also fails if it is over or does not
     /// exist.
     pub(crate) fn wait_for_credit(&self, place: RequestPlace) -> Result<(), InferError> {
-        self.wait(|state| {
-            let stopping = state.is_stopping();
-            let found = state.streams(place).and_then(|streams| {
-                let row = streams.row;
-                Ok((row, streams.stream(place.1)?.clone()))
-            });
-            match found {
-                Err(error) => Some(Err(error)),
-                Ok((row, stream)) if stopping || self.is_cancelled(row, &stream, place.1) => {
-                    Some(Err(InferError::cancelled()))
-                }
-                Ok((_, stream)) => {
-                    (stream.sent.saturating_sub(stream.taken) < CREDITS.into()).then_some(Ok(()))
-                }
+        self.wait(|state| self.credit(state, place)).unwrap_or_else(|| Err(InferError::cancelled()))
+    }
+
+    /// Returns whether [`Connection::wait_for_credit`] would return at once.
+    pub(crate) fn has_credit(&self, place: RequestPlace) -> bool {
+        let has_credit = || self.credit(&mut self.lock(), place).is_some();
+        has_credit() || {
+            self.poll();
+            has_credit()
+        }
+    }
+
+    /// Returns whether a request of a decoupled model may send one more response; `None` while its
+    /// client has too many unread ones.
+    fn credit(
+        &self,
+        state: &mut ConnectionState,
+        place: RequestPlace,
+    ) -> Option<Result<(), InferError>> {
+        let stopping = state.is_stopping();
+        let found = state.streams(place).and_then(|streams| {
+            let row = streams.row;
+            Ok((row, streams.stream(place.1)?.clone()))
+        });
+        match found {
+            Err(error) => Some(Err(error)),
+            Ok((row, stream)) if stopping || self.is_cancelled(row, &stream, place.1) => {
+                Some(Err(InferError::cancelled()))
             }
-        })
-        .unwrap_or_else(|| Err(InferError::cancelled()))
+            Ok((_, stream)) => {
+                (stream.sent.saturating_sub(stream.taken) < CREDITS.into()).then_some(Ok(()))
+            }
+        }
     }
 
     /// Whether a request is cancelled, by a frame or by its flag in this row.

@@ -251,6 +251,12 @@ impl Responder {
         })
     }
 
+    /// Whether [`Responder::respond`] would send a response without waiting for the client. A thread
+    /// that answers many requests asks first, and collects what a slow reader has not read yet.
+    pub fn is_ready(&self) -> bool {
+        !self.decoupled || self.session.connection.has_credit(self.place)
+    }
+
     /// Whether the request has had its last response.
     pub fn ended(&self) -> bool {
         let mut state = self.session.connection.lock();

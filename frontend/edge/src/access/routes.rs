@@ -31,6 +31,7 @@ pub fn class(route: Route) -> Class {
         | Route::GenerateStream
         | Route::ChatCompletion
         | Route::Completion
+        | Route::Models
         | Route::Predict
         | Route::StreamPredict
         | Route::Explain => Api::Inference,

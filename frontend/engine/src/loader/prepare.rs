@@ -12,9 +12,10 @@ use md5::{Digest, Md5};
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::gguf::GgufMetadata;
 use pharos::model::{
-    Checksum, CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance,
-    SANDBOX, VersionPolicy, may_auto_complete, onnx,
+    Checksum, CodeOrigin, Completion, ConfigError, Draft, LLAMACPP, ModelConfig, ModelSignature,
+    Provenance, SANDBOX, VersionPolicy, gguf, may_auto_complete, onnx,
 };
 use pharos::repository::{self, LoadScope, Stamp, StateReason, VersionFingerprint};
 
@@ -391,9 +392,16 @@ fn configuration(
         Some(name) => signature(contents, name)?,
         None => None,
     };
+    let gguf = match draft.gguf_file(&contents.files) {
+        Some(name) => gguf_metadata(contents, name)?,
+        None => None,
+    };
     let mut names: Vec<&str> =
         launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
-    let own = draft.backend().to_owned();
+    let own = match draft.backend() {
+        "" if gguf.is_some() => LLAMACPP.to_owned(),
+        own => own.to_owned(),
+    };
     let mut is_python = false;
     if !own.is_empty() && !names.contains(&own.as_str()) {
         let places =
@@ -411,6 +419,7 @@ fn configuration(
         unusable_gpus: settings.devices.unusable(),
         no_cuda_provider: no_cuda_provider.as_deref(),
         signature: signature.as_ref(),
+        gguf: gguf.as_ref(),
         auto_complete: settings.auto_complete,
         default_max_batch_size: settings.default_max_batch_size,
     };
@@ -501,20 +510,32 @@ fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
 /// Returns the inputs and outputs of the newest version's file of this name, or of the file within,
 /// if it is a directory; `None` without such a file.
 fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
-    let Some(mut path) =
-        contents.versions.values().next_back().map(|directory| directory.join(file_name))
-    else {
-        return Ok(None);
-    };
+    let Some(mut path) = newest(contents, file_name) else { return Ok(None) };
     if path.is_dir() {
         path.push(onnx::FILE_IN_DIRECTORY);
     }
+    let Some(file) = map_model(&path)? else { return Ok(None) };
+    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+}
+
+/// Returns the metadata of the newest version's GGUF file of this name; `None` without such a file.
+fn gguf_metadata(contents: &Contents, file_name: &str) -> Result<Option<GgufMetadata>, String> {
+    let Some(path) = newest(contents, file_name) else { return Ok(None) };
+    let Some(file) = map_model(&path)? else { return Ok(None) };
+    gguf::metadata(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+}
+
+/// Returns the path of a file in the newest version's directory.
+fn newest(contents: &Contents, file_name: &str) -> Option<PathBuf> {
+    contents.versions.values().next_back().map(|directory| directory.join(file_name))
+}
+
+/// Maps a model file; `None` if there is none.
+fn map_model(path: &Path) -> Result<Option<Mmap>, String> {
     if !path.is_file() {
         return Ok(None);
     }
-    let file =
-        map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
-    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+    map(path).map(Some).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
 }
 
 /// Maps a file, to avoid reading weights only to find the names of inputs.

@@ -76,6 +76,9 @@ pub(super) struct Member {
     pub(super) in_flight: Vec<InFlight>,
     /// Unanswered requests of finished batches.
     pub(super) deferred: Deferred,
+    /// Whether it has as many deferred requests as its model allows. The scheduler does not know
+    /// yet that its batch is done.
+    pub(super) is_full: bool,
     /// When the first batch began to execute, by the frontend's clock.
     pub(super) executing_since: Instant,
     /// The time in which it was not idle.
@@ -202,6 +205,7 @@ impl Driver {
                 link,
                 in_flight: Vec::new(),
                 deferred: Deferred::new(),
+                is_full: false,
                 executing_since: now,
                 busy: BusyTime::default(),
             };
@@ -271,11 +275,15 @@ impl Driver {
             }
             batch.keep_deferred(&mut done, &mut member.deferred);
             member.update_busy_time(now);
+            member.is_full = member.deferred.len() >= self.config.max_open_requests;
+            let has_room = !member.is_full;
             if !done.rescheduled.is_empty() {
                 self.reschedule(state, &mut batch, &mut done, now);
             }
             finished = Some(batch);
-            state.scheduler.batch_done(instance, now);
+            if has_room {
+                state.scheduler.batch_done(instance, now);
+            }
         });
         if let Some(batch) = finished {
             batch
@@ -285,6 +293,18 @@ impl Driver {
             self.answer_batch(batch.requests, link, &done, executing_since, now);
         }
         link.inputs_lent(&done);
+    }
+
+    /// Gives a full instance batches again after a deferred request has ended.
+    pub(super) fn deferred_ended(&self, instance: InstanceId) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            if member.is_full && member.deferred.len() < self.config.max_open_requests {
+                member.is_full = false;
+                state.scheduler.batch_done(instance, now);
+            }
+        });
     }
 
     /// Queues the rescheduled requests of a batch before the scheduler is notified that the batch

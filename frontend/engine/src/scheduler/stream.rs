@@ -426,14 +426,20 @@ impl Driver {
         link: &SharedLink,
         frame: wire::Response,
     ) -> io::Result<()> {
-        let booked = {
+        let (booked, has_room) = {
             let mut state = self.lock();
             let booked = state.note_response(instance, &frame);
             if matches!(booked, Ok(Some(_))) {
                 state.last_answered = clock::now();
             }
-            booked
+            let has_room = state.members.get(&instance).is_some_and(|member| {
+                member.is_full && member.deferred.len() < self.config.max_open_requests
+            });
+            (booked, has_room)
         };
+        if has_room {
+            self.deferred_ended(instance);
+        }
         let arrival = match booked.map_err(io::Error::other)? {
             Some(ReceivedResponse::Streamed(arrival)) => arrival,
             Some(ReceivedResponse::Single(id, request)) => {

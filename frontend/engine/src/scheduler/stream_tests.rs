@@ -403,6 +403,34 @@ async fn a_deferred_request_continues_while_the_instance_executes_others() {
 }
 
 #[tokio::test]
+async fn a_full_instance_gets_no_batch_until_a_deferred_request_has_ended() {
+    let limit = "parameters { key: 'max_open_requests' value: { string_value: '2' } }";
+    let mut world = world_of(&format!("{CONFIG} {limit}")).await;
+    let mut readers: Vec<InstanceResponses> = (0..4).map(|_| world.ask()).collect();
+    let batches = |world: &mut World| {
+        let sent = world.sent();
+        sent.iter().filter(|frame| matches!(frame, ToWorker::Execute(_))).count()
+    };
+    assert_eq!(batches(&mut world), 1);
+    world.open(0);
+    assert_eq!(batches(&mut world), 1);
+    world.open(1);
+    assert_eq!(batches(&mut world), 0, "two requests are open");
+    let load = world.driver.load(clock::now());
+    assert_eq!((load.executing, load.waiting), (2, 2));
+    world.say(response()).unwrap();
+    assert_eq!(batches(&mut world), 0, "its request goes on");
+    world.say(last()).unwrap();
+    assert_eq!(batches(&mut world), 1);
+    // A request that ends within its batch leaves room at once.
+    world.say(wire::Response { batch: 2, ..last() }).unwrap();
+    world.done(2, None);
+    assert_eq!(batches(&mut world), 1);
+    assert!(next(&mut readers[0]).await.unwrap().answer.is_ok());
+    assert!(next(&mut readers[0]).await.unwrap().last);
+}
+
+#[tokio::test]
 async fn the_only_answer_of_a_request_may_follow_its_batch() {
     let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
     let (request, checked) = world.request();

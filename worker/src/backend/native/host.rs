@@ -66,6 +66,7 @@ pub(super) struct Host {
     responder_drop: host_fn!((*const Detached)),
     keep_input: host_fn!((*const Handle, usize, *mut *const c_void, *mut *const Slot<Received>) -> Code),
     release_input: host_fn!((*const Slot<Received>)),
+    responder_ready: host_fn!((*const Detached) -> i32),
 }
 
 /// `pharos_host`.
@@ -113,6 +114,7 @@ pub(super) static HOST: Host = Host {
     responder_drop: responses::responder_drop,
     keep_input: running::keep_input,
     release_input: running::release_input,
+    responder_ready: responses::responder_ready,
 };
 
 unsafe extern "C" fn last_error() -> *const c_char {

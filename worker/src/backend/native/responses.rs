@@ -283,6 +283,19 @@ pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detache
 
 /// # Safety
 /// As above.
+pub(super) unsafe extern "C" fn responder_ready(responder: *const Detached) -> i32 {
+    // SAFETY: the caller guarantees it.
+    match unsafe { responder_in(responder) } {
+        Ok((responder, _)) => responder.is_ready().into(),
+        Err(error) => {
+            outcome(Err(error));
+            0
+        }
+    }
+}
+
+/// # Safety
+/// As above.
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
     outcome_of(|| {
         // SAFETY: the caller guarantees it.

@@ -1,0 +1,580 @@
+//! The engine: one thread that computes the next tokens of all requests together, step by step.
+//!
+//! A step computes one token for each choice that is being generated, and parts of the prompts that
+//! wait, up to a number of tokens: a long prompt delays the others by a few steps only. Each choice
+//! has a sequence of the KV cache for itself, with room for a whole context: a request that has
+//! begun always ends. What is left there of an earlier request serves the next one that begins with
+//! the same tokens.
+//!
+//! The thread never waits for a client. Text for a client that reads slowly is collected and sent
+//! as one response.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::token::LlamaToken;
+use llguidance::Matcher;
+use serde_json::{Map, Value, json};
+
+use crate::host::{Elements, Failure, Gauge, Output, Responder};
+use crate::model::SharedModel;
+use crate::sampler::{Logprob, Sampler};
+use crate::sampling::Sampling;
+use crate::text::{TextWriter, Written};
+
+/// How long the thread sleeps while it has nothing to do but to wait for slow clients.
+const SLOW_CLIENTS: Duration = Duration::from_millis(2);
+/// The time between two samples of the gauges while the engine runs.
+const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// Returns the time, for the interval between samples of gauges.
+#[allow(clippy::disallowed_methods)] // The clocks of the server are in its own packages.
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// A request, with its prompt as tokens.
+pub(crate) struct Request {
+    pub(crate) responder: Responder,
+    pub(crate) prompt: Vec<i32>,
+    pub(crate) sampling: Sampling,
+    /// What keeps the text in its structure.
+    pub(crate) matcher: Option<Matcher>,
+    /// Whether the text is sent as it is generated.
+    pub(crate) is_streamed: bool,
+    /// The text that comes before that of the model: the prompt, if the client wants it.
+    pub(crate) prefix: String,
+    pub(crate) returns: Returns,
+}
+
+/// The outputs that a client wants besides the text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returns {
+    pub(crate) finish_reason: bool,
+    pub(crate) counts: bool,
+    pub(crate) logprobs: bool,
+    pub(crate) token_ids: bool,
+}
+
+/// The positions of the outputs in the configuration; `None` for an output that it lacks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OutputPositions {
+    pub(crate) text: Option<usize>,
+    pub(crate) finish_reason: Option<usize>,
+    pub(crate) stop_reason: Option<usize>,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) token_ids: Option<usize>,
+    pub(crate) num_input_tokens: Option<usize>,
+    pub(crate) num_cached_tokens: Option<usize>,
+    pub(crate) num_output_tokens: Option<usize>,
+}
+
+/// The gauges of an instance.
+pub(crate) struct Gauges {
+    pub(crate) running: Option<Gauge>,
+    pub(crate) waiting: Option<Gauge>,
+    pub(crate) cache_usage: Option<Gauge>,
+}
+
+/// Why a choice ended.
+#[derive(Clone, Debug)]
+struct Finish {
+    reason: &'static str,
+    /// JSON: a stop string, the id of a token, or null.
+    stop_reason: Value,
+}
+
+impl Finish {
+    fn stop(stop_reason: Value) -> Self {
+        Self { reason: "stop", stop_reason }
+    }
+
+    fn length() -> Self {
+        Self { reason: "length", stop_reason: Value::Null }
+    }
+}
+
+/// A choice that is being generated.
+struct Sequence {
+    job: u64,
+    choice: usize,
+    /// The prompt and what was generated.
+    tokens: Vec<i32>,
+    prompt_length: usize,
+    /// The tokens that the KV cache has.
+    processed: usize,
+    /// The position in the batch of the logits of the next token.
+    logits_at: Option<i32>,
+    sampler: Sampler,
+    matcher: Option<Matcher>,
+    text: TextWriter,
+    /// The most tokens to generate.
+    limit: usize,
+}
+
+/// A sequence of the KV cache.
+#[derive(Default)]
+struct Slot {
+    /// The tokens that it has.
+    cached: Vec<i32>,
+    sequence: Option<Sequence>,
+}
+
+/// A request that is being answered.
+struct Job {
+    responder: Responder,
+    sampling: Sampling,
+    is_streamed: bool,
+    returns: Returns,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    choices: Vec<Pending>,
+    /// Choices that have not ended.
+    open: usize,
+}
+
+/// What a choice has for the client since the last response.
+#[derive(Default)]
+struct Pending {
+    text: String,
+    tokens: u32,
+    token_ids: Vec<u32>,
+    logprobs: Vec<Value>,
+    finish: Option<Finish>,
+}
+
+impl Job {
+    fn has_news(&self) -> bool {
+        self.choices.iter().any(|choice| {
+            choice.finish.is_some() || !choice.text.is_empty() || !choice.token_ids.is_empty()
+        })
+    }
+}
+
+/// The engine of one instance.
+pub(crate) struct Engine<'m> {
+    pub(crate) model: SharedModel,
+    pub(crate) context: LlamaContext<'m>,
+    pub(crate) outputs: OutputPositions,
+    pub(crate) gauges: Gauges,
+    pub(crate) batch_tokens: usize,
+    batch: LlamaBatch<'static>,
+    slots: Vec<Slot>,
+    /// Requests that wait for sequences, in the order of their arrival.
+    waiting: VecDeque<Request>,
+    jobs: BTreeMap<u64, Job>,
+    next_job: u64,
+    sampled_at: Option<Instant>,
+}
+
+/// Whether the engine goes on.
+#[derive(PartialEq, Eq)]
+enum Received {
+    Continues,
+    Ends,
+}
+
+impl<'m> Engine<'m> {
+    pub(crate) fn new(
+        model: SharedModel,
+        context: LlamaContext<'m>,
+        sequences: usize,
+        batch_tokens: usize,
+        outputs: OutputPositions,
+        gauges: Gauges,
+    ) -> Self {
+        Self {
+            model,
+            context,
+            outputs,
+            gauges,
+            batch_tokens,
+            batch: LlamaBatch::new(batch_tokens, 1),
+            slots: (0..sequences).map(|_| Slot::default()).collect(),
+            waiting: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            next_job: 0,
+            sampled_at: None,
+        }
+    }
+
+    /// Answers requests until their channel is closed.
+    pub(crate) fn run(mut self, requests: &Receiver<Request>) {
+        while self.receive(requests) == Received::Continues {
+            self.drop_cancelled();
+            self.admit();
+            if self.fill_batch() {
+                match self.context.decode(&mut self.batch) {
+                    Ok(()) => self.sample(),
+                    Err(error) => self.fail_all(&error.to_string()),
+                }
+            }
+            self.send();
+            self.record();
+        }
+    }
+
+    /// Returns whether a step has something to compute.
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || self.slots.iter().any(|slot| slot.sequence.is_some())
+    }
+
+    /// Takes the requests that have arrived; waits for one if there is nothing to do.
+    fn receive(&mut self, requests: &Receiver<Request>) -> Received {
+        if !self.has_work() {
+            let request = match self.jobs.is_empty() {
+                true => {
+                    self.sampled_at = None;
+                    self.record();
+                    requests.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                }
+                false => requests.recv_timeout(SLOW_CLIENTS),
+            };
+            match request {
+                Ok(request) => self.waiting.push_back(request),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Received::Ends,
+            }
+        }
+        loop {
+            match requests.try_recv() {
+                Ok(request) => self.waiting.push_back(request),
+                Err(TryRecvError::Empty) => return Received::Continues,
+                Err(TryRecvError::Disconnected) => return Received::Ends,
+            }
+        }
+    }
+
+    /// Frees the sequences of requests whose clients have left.
+    fn drop_cancelled(&mut self) {
+        self.waiting.retain(|request| !request.responder.is_cancelled());
+        let cancelled = self.jobs.iter().filter(|(_, job)| job.responder.is_cancelled());
+        let cancelled: Vec<u64> = cancelled.map(|(id, _)| *id).collect();
+        for id in cancelled {
+            self.remove(id);
+        }
+    }
+
+    /// Drops a job and its sequences.
+    fn remove(&mut self, id: u64) -> Option<Job> {
+        for slot in &mut self.slots {
+            if slot.sequence.as_ref().is_some_and(|sequence| sequence.job == id) {
+                slot.sequence = None;
+            }
+        }
+        self.jobs.remove(&id)
+    }
+
+    /// Gives free sequences to requests that wait, in the order of their arrival.
+    fn admit(&mut self) {
+        while let Some(first) = self.waiting.front() {
+            let free = self.slots.iter().filter(|slot| slot.sequence.is_none()).count();
+            if free < first.sampling.n as usize {
+                return;
+            }
+            if let Some(request) = self.waiting.pop_front() {
+                self.begin(request);
+            }
+        }
+    }
+
+    fn begin(&mut self, request: Request) {
+        let Request { responder, prompt, sampling, matcher, is_streamed, prefix, returns } =
+            request;
+        let id = self.next_job;
+        self.next_job += 1;
+        let room = (self.model.context_length as usize).saturating_sub(prompt.len());
+        let wanted = sampling.max_tokens.map_or(usize::MAX, |limit| limit as usize);
+        let mut job = Job {
+            responder,
+            is_streamed,
+            returns,
+            prompt_tokens: prompt.len() as u32,
+            cached_tokens: 0,
+            choices: Vec::new(),
+            open: sampling.n as usize,
+            sampling,
+        };
+        let random_seed = fastrand::u64(..);
+        for choice in 0..job.sampling.n {
+            let (at, common) = self.best_slot(&prompt);
+            let kept = self.keep_prefix(at, common);
+            job.cached_tokens = job.cached_tokens.max(kept as u32);
+            job.choices.push(Pending { text: prefix.clone(), ..Pending::default() });
+            self.slots[at].sequence = Some(Sequence {
+                job: id,
+                choice: choice as usize,
+                sampler: Sampler::new(&job.sampling, &prompt, choice, random_seed),
+                matcher: matcher.as_ref().map(Matcher::deep_clone),
+                text: TextWriter::new(&job.sampling.stop, job.sampling.include_stop),
+                tokens: prompt.clone(),
+                prompt_length: prompt.len(),
+                processed: kept,
+                logits_at: None,
+                limit: wanted.min(room),
+            });
+        }
+        self.jobs.insert(id, job);
+    }
+
+    /// Returns the free sequence with the most tokens in common with a prompt, and their number. At
+    /// least one token of the prompt is always computed, for the logits of the next one. Of equal
+    /// sequences, the one with the fewest tokens is taken, so that others keep theirs.
+    fn best_slot(&self, prompt: &[i32]) -> (usize, usize) {
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.sequence.is_none());
+        let rated = free.map(|(at, slot)| {
+            let equal = slot.cached.iter().zip(prompt).take_while(|(old, new)| old == new).count();
+            (at, equal.min(prompt.len() - 1), slot.cached.len())
+        });
+        let best = rated.max_by_key(|(_, common, length)| (*common, std::cmp::Reverse(*length)));
+        best.map_or((0, 0), |(at, common, _)| (at, common))
+    }
+
+    /// Removes all but the first tokens of a sequence from the KV cache. Returns how many are left:
+    /// some models can only remove all.
+    fn keep_prefix(&mut self, at: usize, tokens: usize) -> usize {
+        let slot = &mut self.slots[at];
+        if slot.cached.is_empty() {
+            return 0;
+        }
+        let sequence = at as u32;
+        let removed = self.context.clear_kv_cache_seq(Some(sequence), Some(tokens as u32), None);
+        let kept = if removed == Ok(true) { tokens } else { 0 };
+        if kept == 0 {
+            // This can always be removed.
+            let _ = self.context.clear_kv_cache_seq(Some(sequence), None, None);
+        }
+        slot.cached.truncate(kept);
+        kept
+    }
+
+    /// Collects the tokens of a step: of choices that are being generated first, then of prompts in
+    /// the order of their arrival. Returns whether there are any.
+    fn fill_batch(&mut self) -> bool {
+        self.batch.clear();
+        let mut order: Vec<(bool, u64, usize)> = Vec::with_capacity(self.slots.len());
+        for (at, slot) in self.slots.iter().enumerate() {
+            if let Some(sequence) = &slot.sequence {
+                let is_prompt = sequence.tokens.len() - sequence.processed > 1;
+                order.push((is_prompt, sequence.job, at));
+            }
+        }
+        order.sort_unstable();
+        for (_, _, at) in order {
+            let slot = &mut self.slots[at];
+            let Some(sequence) = &mut slot.sequence else { continue };
+            let room = self.batch_tokens - self.batch.n_tokens() as usize;
+            let end = sequence.tokens.len().min(sequence.processed + room);
+            for position in sequence.processed..end {
+                let is_last = position + 1 == sequence.tokens.len();
+                if is_last {
+                    sequence.logits_at = Some(self.batch.n_tokens());
+                }
+                let token = LlamaToken(sequence.tokens[position]);
+                // There is room: see above.
+                let _ = self.batch.add(token, position as i32, &[at as i32], is_last);
+            }
+            slot.cached.extend_from_slice(&sequence.tokens[sequence.processed..end]);
+            sequence.processed = end;
+        }
+        self.batch.n_tokens() > 0
+    }
+
+    /// Fails all requests that run, because a step has failed.
+    fn fail_all(&mut self, why: &str) {
+        let failure = Failure::internal(format!("llama.cpp failed to compute a step: {why}"));
+        self.context.clear_kv_cache();
+        for slot in &mut self.slots {
+            *slot = Slot::default();
+        }
+        for job in std::mem::take(&mut self.jobs).into_values() {
+            job.responder.fail(&failure);
+        }
+    }
+
+    /// Chooses the next token of each choice that has logits.
+    fn sample(&mut self) {
+        for at in 0..self.slots.len() {
+            let Some(mut sequence) = self.slots[at].sequence.take() else { continue };
+            let Some(row) = sequence.logits_at.take() else {
+                self.slots[at].sequence = Some(sequence);
+                continue;
+            };
+            let logits = self.context.get_logits_ith(row);
+            let Some(job) = self.jobs.get_mut(&sequence.job) else { continue };
+            match next_token(&self.model, &mut sequence, job, logits) {
+                Ok(true) => self.slots[at].sequence = Some(sequence),
+                Ok(false) => job.open -= 1,
+                Err(failure) => {
+                    let id = sequence.job;
+                    if let Some(job) = self.remove(id) {
+                        job.responder.fail(&failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what clients can take.
+    fn send(&mut self) {
+        let mut ended = Vec::new();
+        for (id, job) in &mut self.jobs {
+            let is_due = if job.is_streamed { job.has_news() } else { job.open == 0 };
+            if !is_due || !job.responder.is_ready() {
+                continue;
+            }
+            let is_last = job.open == 0;
+            let sent = respond(&self.outputs, job, is_last);
+            if is_last || sent.is_err() {
+                ended.push(*id);
+            }
+            if let Err(failure) = sent {
+                job.responder.fail(&failure);
+            }
+        }
+        for id in ended {
+            self.remove(id);
+        }
+    }
+
+    /// Records the gauges.
+    fn record(&mut self) {
+        if self.sampled_at.is_some_and(|at| at.elapsed() < SAMPLE_EVERY) {
+            return;
+        }
+        self.sampled_at = Some(now());
+        let running = self.slots.iter().filter_map(|slot| slot.sequence.as_ref());
+        let used: usize = running.clone().map(|sequence| sequence.processed).sum();
+        let all = self.slots.len() * self.model.context_length as usize;
+        let set = |gauge: &Option<Gauge>, value: f64| {
+            if let Some(gauge) = gauge {
+                gauge.set(value);
+            }
+        };
+        set(&self.gauges.running, running.count() as f64);
+        set(&self.gauges.waiting, self.waiting.len() as f64);
+        set(&self.gauges.cache_usage, used as f64 / all as f64);
+    }
+}
+
+/// Chooses the next token of a choice. Returns whether the choice goes on.
+fn next_token(
+    model: &SharedModel,
+    sequence: &mut Sequence,
+    job: &mut Job,
+    logits: &[f32],
+) -> Result<bool, Failure> {
+    let sampling = &job.sampling;
+    let generated = sequence.tokens.len() - sequence.prompt_length;
+    let too_early = (generated as u64) < sampling.min_tokens;
+    let banned: &[i32] = if too_early { &model.ends } else { &[] };
+    let allowed = match &mut sequence.matcher {
+        Some(matcher) => Some(matcher.compute_mask_or_eos().map_err(|error| {
+            Failure::invalid(format!("structured_outputs is too costly: {error}"))
+        })?),
+        None => None,
+    };
+    let sampled = sequence.sampler.sample(logits, allowed.as_ref(), banned);
+    let token = sampled.token;
+    let pending = &mut job.choices[sequence.choice];
+    pending.tokens += 1;
+    if job.returns.token_ids {
+        pending.token_ids.push(token.cast_unsigned());
+    }
+    if job.returns.logprobs {
+        pending.logprobs.push(logprobs_json(model, &sampled.logprobs));
+    }
+    let is_end = model.ends.contains(&token);
+    let mut finish = None;
+    if is_end && (!sampling.ignore_eos || sequence.matcher.is_some()) {
+        finish = Some(Finish::stop(Value::Null));
+    } else if sampling.stop_token_ids.contains(&token) && !too_early {
+        finish = Some(Finish::stop(token.into()));
+    } else {
+        let piece = model.piece(token, !sampling.skip_special_tokens);
+        match sequence.text.push(&piece) {
+            Written::Text(text) => pending.text.push_str(&text),
+            Written::Stopped(text, which) => {
+                pending.text.push_str(&text);
+                finish = Some(Finish::stop(sampling.stop[which].as_str().into()));
+            }
+        }
+        if let Some(matcher) = &mut sequence.matcher
+            && finish.is_none()
+        {
+            let consumed = matcher.consume_token(token.cast_unsigned());
+            consumed.map_err(|error| Failure::internal(error.to_string()))?;
+            if matcher.is_stopped() {
+                finish = Some(Finish::stop(Value::Null));
+            }
+        }
+    }
+    if finish.is_none() && generated + 1 >= sequence.limit {
+        finish = Some(Finish::length());
+    }
+    if finish.is_none() {
+        sequence.tokens.push(token);
+        return Ok(true);
+    }
+    let is_cut = finish.as_ref().is_some_and(|finish| finish.stop_reason.is_string());
+    if !is_cut {
+        pending.text.push_str(&sequence.text.finish());
+    }
+    pending.finish = finish;
+    Ok(false)
+}
+
+/// Returns the probabilities of a position in the form of vllm_backend.
+fn logprobs_json(model: &SharedModel, logprobs: &[Logprob]) -> Value {
+    let members = logprobs.iter().map(|one| {
+        let text = String::from_utf8_lossy(&model.piece(one.token, true)).into_owned();
+        let value = json!({"logprob": one.logprob, "rank": one.rank, "decoded_token": text});
+        (one.token.to_string(), value)
+    });
+    Value::Object(members.collect::<Map<String, Value>>())
+}
+
+/// Sends what a job has for its client.
+fn respond(outputs: &OutputPositions, job: &mut Job, is_last: bool) -> Result<(), Failure> {
+    let choices: Vec<Pending> = job.choices.iter_mut().map(std::mem::take).collect();
+    let strings = |of: &dyn Fn(&Pending) -> String| choices.iter().map(of).collect::<Vec<_>>();
+    let reasons = strings(&|choice| {
+        choice.finish.as_ref().map_or_else(|| "None".to_owned(), |finish| finish.reason.to_owned())
+    });
+    let stops = strings(&|choice| {
+        let finish = choice.finish.as_ref();
+        finish.map_or_else(|| "null".to_owned(), |finish| finish.stop_reason.to_string())
+    });
+    let logprobs = match job.returns.logprobs {
+        true => strings(&|choice| Value::from(choice.logprobs.clone()).to_string()),
+        false => Vec::new(),
+    };
+    let texts = choices.iter().map(|choice| choice.text.as_bytes()).collect();
+    let counts: Vec<u32> = choices.iter().map(|choice| choice.tokens).collect();
+    let ids = choices.first().map(|choice| choice.token_ids.as_slice()).unwrap_or_default();
+    let prompt = [job.prompt_tokens];
+    let cached = [job.cached_tokens];
+    let mut made = Vec::with_capacity(8);
+    let mut add = |index: Option<usize>, is_wanted: bool, data| {
+        if let Some(index) = index.filter(|_| is_wanted) {
+            made.push(Output { index, data });
+        }
+    };
+    let returns = job.returns;
+    add(outputs.text, true, Elements::Strings(texts));
+    add(outputs.finish_reason, returns.finish_reason, Elements::Strings(bytes(&reasons)));
+    add(outputs.stop_reason, returns.finish_reason, Elements::Strings(bytes(&stops)));
+    add(outputs.logprobs, returns.logprobs, Elements::Strings(bytes(&logprobs)));
+    add(outputs.token_ids, returns.token_ids, Elements::Naturals(ids));
+    add(outputs.num_input_tokens, returns.counts, Elements::Naturals(&prompt));
+    add(outputs.num_cached_tokens, returns.counts, Elements::Naturals(&cached));
+    add(outputs.num_output_tokens, returns.counts, Elements::Naturals(&counts));
+    job.responder.respond(&made, is_last)
+}
+
+fn bytes(texts: &[String]) -> Vec<&[u8]> {
+    texts.iter().map(String::as_bytes).collect()
+}

@@ -1,0 +1,200 @@
+//! A loaded model: its vocabulary, and the tables for structured output.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use llama_cpp_2::llama_backend::LlamaBackend;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::token::LlamaToken;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::{Matcher, ParserFactory};
+
+use crate::host::{Failure, Host, Level};
+use crate::sampling::Structure;
+use crate::settings::{DEFAULT_CONTEXT, Settings};
+
+/// The most tokens that a grammar may take to compute the tokens that may come next; above it, the
+/// request fails. A step delays all requests.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2000,
+    initial_lexer_fuel: 500_000,
+    step_lexer_fuel: 200_000,
+    step_max_items: 50_000,
+    max_lexer_states: 50_000,
+    max_grammar_size: 100_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+
+/// A model with its vocabulary.
+pub(crate) struct Model {
+    pub(crate) backend: LlamaBackend,
+    pub(crate) inner: LlamaModel,
+    /// The most tokens of a request.
+    pub(crate) context_length: u32,
+    /// Tokens that end a text.
+    pub(crate) ends: Vec<i32>,
+    structures: OnceLock<Result<ParserFactory, String>>,
+}
+
+/// The last errors that llama.cpp has logged: the reason why a load failed.
+static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// The functions of the server, for the log of llama.cpp.
+static HOST: OnceLock<Host> = OnceLock::new();
+
+/// Passes a line of llama.cpp's log to the server.
+unsafe extern "C" fn log(
+    level: llama_cpp_sys_2::ggml_log_level,
+    text: *const std::ffi::c_char,
+    _: *mut std::ffi::c_void,
+) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: llama.cpp passes a text that ends with a NUL.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy();
+    let line = text.trim();
+    if line.is_empty() || line.chars().all(|character| character == '.') {
+        return;
+    }
+    let level = match level {
+        llama_cpp_sys_2::GGML_LOG_LEVEL_ERROR => {
+            if let Ok(mut errors) = ERRORS.lock() {
+                errors.push(line.to_owned());
+                let excess = errors.len().saturating_sub(3);
+                errors.drain(..excess);
+            }
+            Level::Warning
+        }
+        llama_cpp_sys_2::GGML_LOG_LEVEL_WARN => Level::Warning,
+        _ => Level::Verbose,
+    };
+    if let Some(host) = HOST.get() {
+        host.log(level, line);
+    }
+}
+
+/// Returns the errors that were logged since the last call, as the end of a sentence.
+fn logged_errors() -> String {
+    let errors = ERRORS.lock().map(|mut errors| std::mem::take(&mut *errors)).unwrap_or_default();
+    match errors.is_empty() {
+        true => "llama.cpp gave no reason".to_owned(),
+        false => errors.join("; "),
+    }
+}
+
+/// Returns what the processor lacks for this build of llama.cpp.
+fn missing_instructions() -> Option<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has_all = std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
+            && std::arch::is_x86_feature_detected!("f16c")
+            && std::arch::is_x86_feature_detected!("bmi2");
+        (!has_all).then_some("AVX2, FMA, F16C and BMI2")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
+impl Model {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// The file is not a model that llama.cpp runs; for the author of the model.
+    pub(crate) fn load(settings: &Settings, host: Host) -> Result<Self, String> {
+        if let Some(instructions) = missing_instructions() {
+            return Err(format!(
+                "this build of llama.cpp needs a processor with the instructions {instructions}"
+            ));
+        }
+        let _ = HOST.set(host);
+        // SAFETY: the function lives as long as the process.
+        unsafe { llama_cpp_sys_2::llama_log_set(Some(log), std::ptr::null_mut()) };
+        let backend = LlamaBackend::init().map_err(|error| error.to_string())?;
+        let parameters = LlamaModelParams::default().with_n_gpu_layers(settings.gpu_layers);
+        let inner =
+            LlamaModel::load_from_file(&backend, &settings.file, &parameters).map_err(|_| {
+                format!("'{}' cannot be loaded: {}", settings.file.display(), logged_errors())
+            })?;
+        let trained = inner.n_ctx_train();
+        let context_length = match settings.context_length {
+            None => trained.min(DEFAULT_CONTEXT),
+            Some(length) if length <= trained => length,
+            Some(length) => {
+                return Err(format!(
+                    "the parameter 'context_length' is {length}; the model was trained for at \
+                     most {trained} tokens"
+                ));
+            }
+        };
+        let vocabulary = inner.vocab();
+        let ends = (0..vocabulary.n_tokens())
+            .filter(|token| vocabulary.is_eog(LlamaToken(*token)))
+            .collect();
+        Ok(Self { backend, inner, context_length, ends, structures: OnceLock::new() })
+    }
+
+    /// Returns the tokens of a prompt. Special tokens in the text count as such; the token that
+    /// begins a text is added, unless the text has it.
+    pub(crate) fn tokenize(&self, text: &str) -> Vec<i32> {
+        let vocabulary = self.inner.vocab();
+        let mut tokens = vocabulary.tokenize(text.as_bytes(), true, true);
+        let first = vocabulary.bos();
+        if vocabulary.should_add_bos() && tokens.starts_with(&[first, first]) {
+            tokens.remove(0);
+        }
+        tokens.into_iter().map(|token| token.0).collect()
+    }
+
+    /// Returns the bytes of a token.
+    pub(crate) fn piece(&self, token: i32, with_special: bool) -> Vec<u8> {
+        let vocabulary = self.inner.vocab();
+        match (0..vocabulary.n_tokens()).contains(&token) {
+            true => vocabulary.token_to_piece(LlamaToken(token), with_special, None),
+            false => Vec::new(),
+        }
+    }
+
+    /// Returns what keeps a text in a structure.
+    ///
+    /// # Errors
+    /// The structure is invalid or too large.
+    pub(crate) fn matcher(&self, structure: &Structure) -> Result<Matcher, Failure> {
+        let factory = self.structures.get_or_init(|| {
+            let tokens = llama_cpp_2::sampling::LlamaSampler::llguidance_tok_env(&self.inner);
+            let mut factory =
+                ParserFactory::new_simple(&tokens).map_err(|error| error.to_string())?;
+            *factory.limits_mut() = LIMITS;
+            factory.quiet();
+            Ok(factory)
+        });
+        let factory = factory.as_ref().map_err(Failure::internal)?;
+        let invalid =
+            |error: &str| Failure::invalid(format!("structured_outputs is invalid: {error}"));
+        let grammar = match structure {
+            Structure::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Structure::Regex(expression) => TopLevelGrammar::from_regex(expression),
+            Structure::Grammar(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+            Structure::Choice(texts) => TopLevelGrammar::from_lark(choice_grammar(texts)),
+        };
+        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        match matcher.get_error() {
+            Some(error) => Err(invalid(error.lines().next().unwrap_or_default())),
+            None => match matcher.compute_mask_or_eos() {
+                Ok(_) => Ok(matcher),
+                Err(error) => Err(invalid(&error.to_string())),
+            },
+        }
+    }
+}
+
+/// Returns a grammar of some texts.
+fn choice_grammar(texts: &[String]) -> String {
+    let quoted: Vec<String> =
+        texts.iter().map(|text| serde_json::Value::from(text.as_str()).to_string()).collect();
+    format!("start: {}", quoted.join(" | "))
+}
+
+/// A model that its engine and its clients share.
+pub(crate) type SharedModel = Arc<Model>;
