@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
+.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm smoke \
   soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -116,6 +116,10 @@ LOAD_RUNS ?= 1
 LOAD_PROCESSES ?= 8
 test-under-load: test-workers python-worker $(VENV)/ready ## the client tests in LOAD_PROCESSES processes, LOAD_RUNS times
 	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) $(SERVER) nice -n 5 $(CLIENT_TESTS) -q --runs=$(LOAD_RUNS) tests/python
+
+test-vllm: test-workers python-worker $(VENV)/ready ## the tests of the backend vllm with a real vLLM on CPUs (installs six gigabytes)
+	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
+	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/backends/test_vllm.py
 
 SOAK_SECONDS ?= 60
 soak: test-workers $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand

@@ -138,8 +138,9 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
-    if config.backend == "torchserve" {
-        // An archive may set parameters, such as the timeouts of its workers.
+    if matches!(config.backend.as_str(), "torchserve" | "vllm") {
+        // An archive may set parameters, such as the timeouts of its workers, and a language model
+        // has a chat template.
         for (key, value) in answer.parameters {
             config.parameters.entry(key).or_insert(value);
         }

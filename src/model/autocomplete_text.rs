@@ -1,12 +1,12 @@
 //! Fills in the tensors of models that an engine for text runs: those of Triton's vllm_backend, with
 //! additions; and what their files say about prompts.
 
+use super::config::ModelConfig;
 use super::generation::{
     NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS, TEXT_INPUT,
     TEXT_OUTPUT,
 };
 use super::proto::{self, ModelInput, ModelOutput, ModelParameter, ModelTransactionPolicy};
-use super::validate::MAX_OPEN_REQUESTS;
 use crate::model::gguf::GgufMetadata;
 use crate::tensor::DataType;
 
@@ -75,7 +75,7 @@ pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>)
         sequences.map_or(Some(DEFAULT_SEQUENCES), |own| own.string_value.parse().ok());
     if let Some(sequences) = sequences {
         let most = ModelParameter { string_value: sequences.saturating_add(1).to_string() };
-        config.parameters.entry(MAX_OPEN_REQUESTS.to_owned()).or_insert(most);
+        config.parameters.entry(ModelConfig::MAX_OPEN_REQUESTS.to_owned()).or_insert(most);
     }
     let Some(file) = file else { return };
     let texts = [

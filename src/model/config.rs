@@ -223,6 +223,8 @@ pub enum WarmupData {
 impl ModelConfig {
     /// The parameter that allows a model to run on CPUs instead of a GPU.
     pub const CPU_FALLBACK: &str = "allow_cpu_fallback";
+    /// The parameter with the most open requests of an instance.
+    pub const MAX_OPEN_REQUESTS: &str = "max_open_requests";
 
     /// Returns whether the model may run on CPUs if it cannot run on its GPU.
     ///

@@ -336,7 +336,7 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
 /// Returns whether models of a backend are placed on GPUs by default.
 fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
     match backend {
-        "python" | "pytorch" | "torchserve" => true,
+        "python" | "pytorch" | "torchserve" | "vllm" => true,
         "onnxruntime" => completion.no_cuda_provider.is_none(),
         _ => false,
     }

@@ -32,7 +32,7 @@ pub fn backend_advice(name: &str) -> &'static str {
             "the backend llamacpp is built separately: `make llamacpp` in the sources of the server \
              builds it and installs it there"
         }
-        "vllm" | "tensorrtllm" | "dali" => {
+        "tensorrtllm" | "dali" => {
             "serve models of this kind with a model.py that uses the library, and backend: \
              \"python\""
         }

@@ -78,11 +78,9 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     Ok(config)
 }
 
-/// The parameter with the most open requests of an instance.
-pub(super) const MAX_OPEN_REQUESTS: &str = "max_open_requests";
-
-/// Reads the parameter [`MAX_OPEN_REQUESTS`].
+/// Reads the parameter [`ModelConfig::MAX_OPEN_REQUESTS`].
 fn max_open_requests(proto: &proto::ModelConfig) -> Result<usize, ConfigError> {
+    const MAX_OPEN_REQUESTS: &str = ModelConfig::MAX_OPEN_REQUESTS;
     let Some(parameter) = proto.parameters.get(MAX_OPEN_REQUESTS) else { return Ok(usize::MAX) };
     let text = parameter.string_value.as_str();
     if let Some(SchedulingChoice::SequenceBatching(_)) = proto.scheduling_choice {

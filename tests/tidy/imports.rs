@@ -17,6 +17,10 @@ pub(crate) fn packages(files: &[File]) -> Vec<String> {
         else {
             continue;
         };
+        // A package outside the workspace, which knows the others only by their interfaces.
+        if file.text.contains("\n[workspace]\n") {
+            continue;
+        }
         if !file.text.contains("[lints]\nworkspace = true") {
             let advice = "add `[lints]` with `workspace = true`";
             found.push(violation(

@@ -412,5 +412,11 @@ pub(crate) const METRICS_DEFINITION: &str = "metrics.yaml";
 pub(crate) const METRICS_ENUM: &str = "src/metrics/builtin.rs";
 
 /// Metrics of the worker's runtime, which has no enum.
-pub(crate) const METRICS_OF_THE_WORKER: &[&str] =
-    &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];
+pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &[
+    "HandlerTime",
+    "PredictionTime",
+    "pharos_sequence_state_bytes",
+    "pharos_llm_running_requests",
+    "pharos_llm_waiting_requests",
+    "pharos_llm_kv_cache_usage_ratio",
+];

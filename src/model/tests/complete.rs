@@ -322,8 +322,8 @@ fn backends_and_platforms_are_matched() {
             &[],
             "must specify 'platform' or 'backend' for 'm': its version directories hold no \
              archive (.mar) and none of model.onnx, model.ort, model.pt, model.pt2, model.py, \
-             model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form \
-             NAME.BACKEND",
+             model.joblib, model.pkl, model.json, model.ubj, model.gguf, and its name does not \
+             have the form NAME.BACKEND",
         ),
     ] {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());

@@ -271,7 +271,7 @@ def test_a_slow_reader_delays_nobody(client, tiny):
 
 def test_requests_beyond_the_sequences_wait_in_the_server(tiny):
     """The engine holds one request more than it runs; the queue, its metrics and its limits are the server's."""
-    waiting = lambda: total(tiny.scrape(), "pharos_waiting_requests", model="tiny")  # noqa: E731
+    waiting = lambda: total(tiny.scrape(), "nv_inference_pending_request_count", model="tiny")  # noqa: E731
     stop = threading.Event()
 
     def run():

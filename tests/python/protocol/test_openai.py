@@ -50,7 +50,7 @@ def test_models_are_listed_and_found(server, base):
 
 
 def test_the_api_key_is_a_token(start, tmp_path):
-    """The client sends its key as a bearer token. Whoever may send requests may list the models."""
+    """The client sends its key as a bearer token. A client that may send requests may list the models."""
     (tmp_path / "tokens").write_text("infer-1\n")
     server = start(["identity_fp32"], f"--inference-token-file={tmp_path / 'tokens'}")
     with client_of(server) as client, pytest.raises(openai.AuthenticationError):

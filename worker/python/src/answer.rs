@@ -214,4 +214,10 @@ impl InferenceResponseSender {
     fn is_cancelled(&self) -> bool {
         self.answer.is_cancelled()
     }
+
+    /// Whether `send` would return at once. A model that answers many requests on one thread asks
+    /// first, and collects what a client that reads slowly has not read yet.
+    fn is_ready(&self) -> bool {
+        self.answer.responder.is_ready()
+    }
 }

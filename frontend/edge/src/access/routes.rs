@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn inference_has_the_routes_that_get_load_reports() {
-        for route in Route::ALL {
+        // The list of models is for the same clients.
+        for route in Route::ALL.into_iter().filter(|route| *route != Route::Models) {
             assert_eq!(
                 route.is_inference(),
                 class(route) == Class::Part(Api::Inference),

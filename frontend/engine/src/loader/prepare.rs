@@ -530,7 +530,7 @@ fn newest(contents: &Contents, file_name: &str) -> Option<PathBuf> {
     contents.versions.values().next_back().map(|directory| directory.join(file_name))
 }
 
-/// Maps a model file; `None` if there is none.
+/// Maps a model file; `None` if it does not exist.
 fn map_model(path: &Path) -> Result<Option<Mmap>, String> {
     if !path.is_file() {
         return Ok(None);

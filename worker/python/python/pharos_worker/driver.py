@@ -18,6 +18,7 @@ RUNNERS = {
     "pytorch": "pharos_worker.runners.pytorch",
     "sklearn": "pharos_worker.runners.sklearn",
     "torchserve": "pharos_worker.runners.torchserve",
+    "vllm": "pharos_worker.runners.vllm",
     "xgboost": "pharos_worker.runners.xgboost",
 }
 

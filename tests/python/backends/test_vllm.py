@@ -1,0 +1,173 @@
+"""The backend `vllm`: a real vLLM on CPUs with a random model, in the layout of Triton's vllm_backend."""
+
+import asyncio
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import openai
+import pytest
+
+from harness.server import ROOT, Server, kill_all, total
+from harness.waiting import DEADLINE_S, eventually
+
+PYTHON = os.environ.get("PHAROS_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="PHAROS_VLLM_PYTHON names no interpreter with vLLM: `make test-vllm` installs it (6 GB)"),
+    pytest.mark.timeout(600),
+]
+ARGUMENTS = {"model": "hf", "dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4}
+VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A server with the model `tiny`."""
+    folder = tmp_path_factory.mktemp("vllm")
+    version = folder / "models/tiny/1"
+    version.mkdir(parents=True)
+    subprocess.run([PYTHON, ROOT / "tests/vllm/tiny.py", version / "hf"], check=True, env=os.environ | VARIABLES)
+    (version / "model.json").write_text(json.dumps(ARGUMENTS))
+    (folder / "models/tiny/config.pbtxt").write_text('backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n')
+    server = Server(folder, [folder / "models"], [f"--python={PYTHON}"])
+    server.environment = VARIABLES
+    server.launch()
+    server.wait_until_ready()
+    yield server
+    kill_all([server])
+
+
+@pytest.fixture
+def client(tiny):
+    """OpenAI's client, which does not repeat requests."""
+    with openai.OpenAI(base_url=f"http://{tiny.http}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def say(client, text="one two", **more):
+    """Sends a chat at temperature 0, unless it has another one."""
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="tiny", messages=messages, **({"temperature": 0, "max_tokens": 8} | more))
+
+
+def test_chats_and_streams_have_the_same_text(client, tiny):
+    """The template is that of the tokenizer, whose first token is not added twice; each token is counted once."""
+    before = total(tiny.scrape(), "pharos_llm_generation_tokens_total", model="tiny")
+    whole = say(client, extra_body={"ignore_eos": True})
+    chunks = list(say(client, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert (whole.usage.completion_tokens, chunks[-1].usage.completion_tokens) == (8, 8)
+    assert whole.choices[0].finish_reason == "length"
+    after = total(tiny.scrape(), "pharos_llm_generation_tokens_total", model="tiny")
+    assert after - before == 16
+    direct = client.completions.create(model="tiny", prompt="<|user|>one two<|assistant|>", temperature=0, max_tokens=8)
+    assert direct.usage.prompt_tokens == whole.usage.prompt_tokens, "the token that begins a text is there once"
+
+
+def test_choices_and_probabilities(client):
+    """Several choices, seeds, and probabilities of each token."""
+    answer = say(client, n=3, temperature=1, seed=5, logprobs=True, top_logprobs=2)
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    positions = answer.choices[0].logprobs.content
+    assert positions and all(position.logprob <= 0 and len(position.top_logprobs) == 2 for position in positions)
+
+
+def test_structured_output_is_enforced(client):
+    """Random weights, and yet JSON of the schema."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema | {"additionalProperties": False}}}
+    answer = say(client, response_format=form, temperature=1, seed=1, max_tokens=200)
+    assert 0 <= json.loads(answer.choices[0].message.content)["n"] <= 9
+    answer = say(client, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert answer.choices[0].message.content in ("yes", "no")
+
+
+def test_many_requests_run_together_and_wait_in_the_server(tiny):
+    """More requests than the engine runs: all are answered."""
+
+    async def one(client, number):
+        stream = await client.completions.create(
+            model="tiny", prompt=f"one {number}", max_tokens=20, stream=True, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return sum([1 async for chunk in stream if chunk.choices])
+
+    async def every_one():
+        async with openai.AsyncOpenAI(base_url=f"http://{tiny.http}/v1", api_key="none", max_retries=0, timeout=120) as client:
+            return await asyncio.wait_for(asyncio.gather(*(one(client, number) for number in range(24))), 2 * DEADLINE_S)
+
+    assert all(chunks > 0 for chunks in asyncio.run(every_one()))
+
+
+def test_a_client_that_leaves_ends_its_request(client, tiny):
+    """The engine stops to generate for it."""
+    stream = say(client, max_tokens=450, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    running = lambda: total(tiny.scrape(), "pharos_llm_running_requests", model="tiny")  # noqa: E731
+    say(client)
+    eventually("nothing runs", lambda: running() == 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"extra_body": {"vllm_xargs": {"unknown": 1}}, "max_tokens": 600, "text": "one " * 600}, "512"),
+        ({"extra_body": {"structured_outputs": {"json": {"type": "what"}}}}, "(?i)schema|grammar|type"),
+    ],
+)
+def test_wrong_requests_are_refused(client, fields, part):
+    """What vLLM refuses has status 400 and vLLM's reason."""
+    text = fields.pop("text", "one")
+    with pytest.raises(openai.BadRequestError, match=part):
+        say(client, text, **fields)
+
+
+def test_generate_takes_parameters_as_strings(tiny):
+    """The form of vllm_backend's own examples."""
+    body = {"text_input": "one two", "parameters": {"stream": False, "temperature": 0, "max_tokens": 4}}
+    answer = json.loads(tiny.ask("POST", "/v2/models/tiny/generate", json.dumps(body))[1])
+    assert answer["text_output"].startswith("one two"), "the prompt comes first, unless it is excluded"
+    text = json.dumps({"temperature": "0", "max_tokens": "4"})
+    body = {"text_input": "one two", "sampling_parameters": text, "exclude_input_in_output": True}
+    answer = json.loads(tiny.ask("POST", "/v2/models/tiny/generate", json.dumps(body))[1])
+    assert answer["num_output_tokens"] <= 4 and not answer["text_output"].startswith("one two")
+    body["sampling_parameters"] = json.dumps({"temprature": 1})
+    status, text = tiny.ask("POST", "/v2/models/tiny/generate", json.dumps(body))
+    assert status == 400 and "temprature" in text
+
+
+def test_an_engine_that_dies_is_replaced(client, tiny):
+    """Its requests fail with a reason, and a new process serves the next ones."""
+    engines = lambda: [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_engine(pid, tiny)]  # noqa: E731
+    (engine,) = engines()
+    os.kill(engine, 9)
+    with pytest.raises(openai.APIStatusError):
+        for _ in range(50):
+            say(client, max_tokens=100, extra_body={"ignore_eos": True})
+
+    def answers():
+        try:
+            return bool(say(client).choices)
+        except openai.APIError:
+            return False
+
+    eventually("a new engine answers", answers, deadline_s=300)
+    assert engine not in engines()
+
+
+def is_engine(pid: int, server) -> bool:
+    """Returns whether a process is the engine of a worker of the server."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        title = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/comm").read_bytes()
+    except (OSError, IndexError):
+        return False
+    return parent in server.workers() and b"EngineCor" in title
