@@ -9,6 +9,7 @@
 //! The thread never waits for a client. Text for a client that reads slowly is collected and sent
 //! as one response.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ use crate::text::{TextWriter, Written};
 
 /// How long the thread sleeps while it has nothing to do but to wait for slow clients.
 const SLOW_CLIENTS: Duration = Duration::from_millis(2);
+/// Common beginnings of fewer tokens do not decide which sequence serves a prompt.
+const SHORT_PREFIX: usize = 16;
 /// The time between two samples of the gauges while the engine runs.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
@@ -120,6 +123,8 @@ struct Sequence {
 struct Slot {
     /// The tokens that it has.
     cached: Vec<i32>,
+    /// The number of the last request that it has served; 0 before the first.
+    used_at: u64,
     sequence: Option<Sequence>,
 }
 
@@ -302,6 +307,7 @@ impl<'m> Engine<'m> {
         for choice in 0..job.sampling.n {
             let (at, common) = self.best_slot(&prompt);
             let kept = self.keep_prefix(at, common);
+            self.slots[at].used_at = id + 1;
             job.cached_tokens = job.cached_tokens.max(kept as u32);
             job.choices.push(Pending { text: prefix.clone(), ..Pending::default() });
             self.slots[at].sequence = Some(Sequence {
@@ -320,17 +326,21 @@ impl<'m> Engine<'m> {
         self.jobs.insert(id, job);
     }
 
-    /// Returns the free sequence with the most tokens in common with a prompt, and their number. At
-    /// least one token of the prompt is always computed, for the logits of the next one. Of equal
-    /// sequences, the one with the fewest tokens is taken, so that others keep theirs.
+    /// Returns the free sequence for a prompt, and the number of tokens that both have in common. At
+    /// least one token of the prompt is always computed, for the logits of the next one.
+    ///
+    /// A long common beginning decides. Otherwise the sequence that was used least recently is
+    /// taken, so that the others keep what may be used again; of unused ones the first, because
+    /// llama.cpp computes neighbours together.
     fn best_slot(&self, prompt: &[i32]) -> (usize, usize) {
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.sequence.is_none());
         let rated = free.map(|(at, slot)| {
             let equal = slot.cached.iter().zip(prompt).take_while(|(old, new)| old == new).count();
-            (at, equal.min(prompt.len() - 1), slot.cached.len())
+            let common = equal.min(prompt.len() - 1);
+            let worth = if common < SHORT_PREFIX { 0 } else { common };
+            (Reverse(worth), slot.used_at, at, common)
         });
-        let best = rated.max_by_key(|(_, common, length)| (*common, std::cmp::Reverse(*length)));
-        best.map_or((0, 0), |(at, common, _)| (at, common))
+        rated.min().map_or((0, 0), |(_, _, at, common)| (at, common))
     }
 
     /// Removes all but the first tokens of a sequence from the KV cache. Returns how many are left:
@@ -352,22 +362,32 @@ impl<'m> Engine<'m> {
     }
 
     /// Collects the tokens of a step: of choices that are being generated first, then of prompts in
-    /// the order of their arrival. Returns whether there are any.
+    /// the order of their arrival, while there is room. Returns whether there are any.
+    ///
+    /// The batch has the sequences in the order of their numbers: llama.cpp computes a run of
+    /// ascending sequences together, and others one after the other.
     fn fill_batch(&mut self) -> bool {
         self.batch.clear();
-        let mut order: Vec<(bool, u64, usize)> = Vec::with_capacity(self.slots.len());
+        let mut wanted: Vec<(bool, u64, usize, usize)> = Vec::with_capacity(self.slots.len());
         for (at, slot) in self.slots.iter().enumerate() {
             if let Some(sequence) = &slot.sequence {
-                let is_prompt = sequence.tokens.len() - sequence.processed > 1;
-                order.push((is_prompt, sequence.job, at));
+                let missing = sequence.tokens.len() - sequence.processed;
+                wanted.push((missing > 1, sequence.job, at, missing));
             }
         }
-        order.sort_unstable();
-        for (_, _, at) in order {
+        wanted.sort_unstable();
+        let mut room = self.batch_tokens;
+        let mut chosen: Vec<(usize, usize)> = Vec::with_capacity(wanted.len());
+        for (_, _, at, missing) in wanted {
+            let count = missing.min(room);
+            room -= count;
+            chosen.push((at, count));
+        }
+        chosen.sort_unstable();
+        for (at, count) in chosen {
             let slot = &mut self.slots[at];
             let Some(sequence) = &mut slot.sequence else { continue };
-            let room = self.batch_tokens - self.batch.n_tokens() as usize;
-            let end = sequence.tokens.len().min(sequence.processed + room);
+            let end = sequence.processed + count;
             for position in sequence.processed..end {
                 let is_last = position + 1 == sequence.tokens.len();
                 if is_last {

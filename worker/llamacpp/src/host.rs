@@ -7,6 +7,7 @@
     non_camel_case_types,
     non_snake_case,
     non_upper_case_globals,
+    unreachable_pub,
     unused_qualifications,
     clippy::all
 )]

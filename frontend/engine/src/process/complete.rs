@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::wire::descriptors;
-use rustix::process::{Pid, Signal, geteuid, kill_process_group};
+use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::task::JoinHandle;
@@ -128,10 +128,7 @@ struct Group(Option<u32>);
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let pid = self.0.and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        if let Some(pid) = pid {
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
+        spawn::end_group(self.0);
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use command_fds::{CommandFdExt, FdMapping};
 use pharos::wire::descriptors::CONTROL_GROUP;
+use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::process::{Child, Command};
@@ -61,13 +62,15 @@ pub(super) async fn start(
     start.files.extend(stdin.map(|stdin| (stdin, 0)));
     let entrance = group.as_ref().map(ControlGroup::entrance).transpose()?;
     start.files.extend(entrance.map(|entrance| (entrance, CONTROL_GROUP)));
+    let is_own_user = start.launch.user.is_none();
     let forked = if attempt < ATTEMPTS { fork_servers.fork(&start).await } else { Ok(None) };
     let process = match forked {
         Ok(Some(forked)) => Process::Forked(forked),
         Ok(None) => Process::Program(program(start, own)?),
         Err(Unanswered) => return Ok(None),
     };
-    let process = OwnProcess { process, group };
+    let mut process = OwnProcess { process, group, leader: None };
+    process.leader = process.group(is_own_user);
     // A copy has inherited this from its fork server.
     if let (Process::Program(_), Some(pid)) = (&process.process, process.id()) {
         out_of_memory::end_first(pid);
@@ -128,6 +131,8 @@ fn read() -> io::Result<(Sender, OwnedFd)> {
 pub(super) struct OwnProcess {
     process: Process,
     group: Option<ControlGroup>,
+    /// The leader of its process group, until it has ended.
+    leader: Option<u32>,
 }
 
 enum Process {
@@ -144,10 +149,17 @@ impl WorkerProcess for OwnProcess {
     }
 
     fn wait(&mut self) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + Send + '_>> {
-        match &mut self.process {
+        let Self { process, leader, .. } = self;
+        let wait: Pin<Box<dyn Future<Output = _> + Send + '_>> = match process {
             Process::Program(child) => Box::pin(child.wait()),
             Process::Forked(forked) => Box::pin(forked.wait()),
-        }
+        };
+        Box::pin(async move {
+            let status = wait.await;
+            // The processes that it has started end with it.
+            end_group(leader.take());
+            status
+        })
     }
 
     fn start_kill(&mut self) -> io::Result<()> {
@@ -168,6 +180,13 @@ impl WorkerProcess for OwnProcess {
             Some(limit) => format!("{how}: it exceeded its memory limit of {limit} bytes"),
             None => how,
         }
+    }
+}
+
+/// Kills the processes of a group whose leader has this number.
+pub(super) fn end_group(leader: Option<u32>) {
+    if let Some(leader) = leader.and_then(|pid| Pid::from_raw(pid.cast_signed())) {
+        let _ = kill_process_group(leader, Signal::KILL);
     }
 }
 
