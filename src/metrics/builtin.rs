@@ -13,7 +13,7 @@ use super::counts::ModelCount::{
 use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged, Triton};
 use super::source::ModelValue::{
-    self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures,
+    self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, Finished,
     FirstResponse, Instances, Objective, Pending, Quantiles, Stream, Tenant, Tokens,
 };
 use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
@@ -141,6 +141,7 @@ builtins! {
     LlmPromptTokens = "pharos_llm_prompt_tokens_total" tagged(Tokens(TokenValue::Prompt));
     LlmCachedTokens = "pharos_llm_cached_prompt_tokens_total" tagged(Tokens(TokenValue::Cached));
     LlmGenerationTokens = "pharos_llm_generation_tokens_total" tagged(Tokens(TokenValue::Generated));
+    LlmFinished = "pharos_llm_finished_total" tagged(Finished);
     LlmFirstToken = "pharos_llm_time_to_first_token_seconds" tagged(Tokens(TokenValue::First));
     LlmInterval = "pharos_llm_inter_token_latency_seconds" tagged(Tokens(TokenValue::Interval));
     BatchSize = "pharos_batch_size" tagged(BatchSizes);

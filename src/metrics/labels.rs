@@ -185,6 +185,45 @@ named_enum! {
 }
 
 named_enum! {
+    /// Why a model that generates text has ended a choice, in vLLM's terms (label `reason` of
+    /// `pharos_llm_finished_total`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum FinishReason {
+        /// At the end of the text, or at a stop string or token.
+        Stop => "stop",
+        /// At the limit of tokens.
+        Length => "length",
+        /// The client cancelled the request or disconnected.
+        Abort => "abort",
+        /// The request failed.
+        Error => "error",
+        /// For another reason, which the model has named.
+        Other => "other",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
+}
+
+impl FinishReason {
+    /// Returns the reason of this name in an output of a model; `None` while the choice goes on.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "" | "None" => None,
+            "stop" => Some(Self::Stop),
+            "length" => Some(Self::Length),
+            "abort" => Some(Self::Abort),
+            "error" => Some(Self::Error),
+            _ => Some(Self::Other),
+        }
+    }
+
+    /// Returns its index in `ALL`.
+    pub(super) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+named_enum! {
     /// Why an accepted request failed, in Triton's terms (label `reason` of
     /// `nv_inference_request_failure`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

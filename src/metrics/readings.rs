@@ -282,6 +282,10 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                     &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))),
                 );
             }
+            ModelValue::Finished if cells.tokens.is_on() => {
+                let counts = cells.tokens.finished();
+                by("reason", &mut counts.map(|(reason, count)| (reason, whole(count))));
+            }
             ModelValue::Instances => {
                 by(
                     "state",
@@ -352,6 +356,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::CacheCount(..)
             | ModelValue::Stream(_)
             | ModelValue::Tokens(_)
+            | ModelValue::Finished
             | ModelValue::Failures
             | ModelValue::Batches
             | ModelValue::Instances

@@ -33,6 +33,7 @@ use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 use super::tenants::Usage;
 
+pub use super::labels::FinishReason;
 pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
@@ -629,6 +630,11 @@ pub fn tokens(
 ) {
     let added = progress.advance(counts, received, now, is_whole);
     series.record(move |series| series.cells.tokens.add(added));
+}
+
+/// Counts a request to a model that generates text that has failed, or whose client has left.
+pub fn generation_failed(series: &ModelSeries, reason: FinishReason) {
+    series.record(move |series| series.cells.tokens.failed(reason));
 }
 
 /// Counts a request that has ended, also if it failed or was cancelled after it entered the queue.

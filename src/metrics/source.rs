@@ -64,6 +64,8 @@ pub(super) enum ModelValue {
     Stream(StreamValue),
     /// A number of the tokens of a model that generates text. Other models have no such series.
     Tokens(TokenValue),
+    /// Choices of a model that generates text that have ended, by the reason.
+    Finished,
     /// Quantiles of a stage's duration.
     Quantiles(Stage),
     /// Quantiles of the response cache's durations.

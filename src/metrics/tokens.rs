@@ -9,6 +9,7 @@ use pharos_base::timeline::Instant;
 use super::atomic::Count;
 use super::durations::{Buckets, copy_of, definition};
 use super::family::Registry;
+use super::labels::FinishReason;
 use super::reading::{Details, Number, Reading};
 use super::source::{ModelValue, TokenValue};
 
@@ -24,6 +25,19 @@ pub struct TokenCounts {
     pub cached: Option<u64>,
     /// Tokens that the model has generated since the previous response.
     pub generated: Option<u64>,
+    /// Choices that have ended with this response.
+    pub finished: Finished,
+}
+
+/// The number of choices that have ended, by [`FinishReason`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finished([u64; FinishReason::ALL.len()]);
+
+impl Finished {
+    /// Counts a choice.
+    pub fn add(&mut self, reason: FinishReason) {
+        self.0[reason.index()] += 1;
+    }
 }
 
 /// The progress of one request's tokens. Its responses arrive one after the other.
@@ -45,6 +59,7 @@ pub(super) struct AddedTokens {
     /// The number of tokens that followed another one, and the time of each since that one.
     intervals: u64,
     interval_ns: u64,
+    finished: Finished,
 }
 
 impl TokenProgress {
@@ -57,7 +72,7 @@ impl TokenProgress {
         now: Instant,
         is_whole: bool,
     ) -> AddedTokens {
-        let mut added = AddedTokens::default();
+        let mut added = AddedTokens { finished: counts.finished, ..AddedTokens::default() };
         if let Some(prompt) = counts.prompt
             && !self.is_prompt_counted.swap(true, Ordering::Relaxed)
         {
@@ -90,6 +105,8 @@ pub(super) struct TokenCells {
     prompt: Count,
     cached: Count,
     generated: Count,
+    /// Choices that have ended, by [`FinishReason`].
+    finished: [Count; FinishReason::ALL.len()],
     /// Created when a definition first enables the metric.
     first: OnceLock<Buckets>,
     interval: OnceLock<Buckets>,
@@ -116,6 +133,7 @@ impl TokenCells {
             prompt: self.prompt.clone(),
             cached: self.cached.clone(),
             generated: self.generated.clone(),
+            finished: self.finished.clone(),
             first: copy(&self.first),
             interval: copy(&self.interval),
         }
@@ -138,12 +156,26 @@ impl TokenCells {
         self.prompt.add(added.prompt);
         self.cached.add(added.cached);
         self.generated.add(added.generated);
+        for (count, finished) in self.finished.iter().zip(added.finished.0) {
+            count.add(finished);
+        }
         if let (Some(ns), Some(first)) = (added.first_ns, self.first.get()) {
             first.observe(ns);
         }
         if let Some(interval) = self.interval.get() {
             (0..added.intervals).for_each(|_| interval.observe(added.interval_ns));
         }
+    }
+
+    /// Counts a request that has failed, or whose client has left.
+    pub(super) fn failed(&self, reason: FinishReason) {
+        self.finished[reason.index()].add(1);
+    }
+
+    /// Returns the numbers of choices that have ended.
+    pub(super) fn finished(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = FinishReason::ALL.iter().zip(&self.finished);
+        counts.map(|(reason, count)| (reason.as_str(), count.get()))
     }
 
     pub(super) fn read(&self, value: TokenValue, details: Details) -> Option<Reading> {
@@ -173,7 +205,12 @@ mod tests {
     fn a_prompt_counts_once_and_tokens_with_each_response() {
         let cells = TokenCells::default();
         let progress = TokenProgress::default();
-        let response = TokenCounts { prompt: Some(7), cached: Some(9), generated: Some(2) };
+        let response = TokenCounts {
+            prompt: Some(7),
+            cached: Some(9),
+            generated: Some(2),
+            ..TokenCounts::default()
+        };
         for now in [10, 20, 30] {
             cells.add(progress.advance(response, Instant(1), Instant(now), false));
         }
@@ -197,8 +234,15 @@ mod tests {
 
     #[test]
     fn a_whole_output_has_no_times() {
-        let whole = TokenCounts { prompt: Some(1), cached: None, generated: Some(9) };
+        let mut whole =
+            TokenCounts { prompt: Some(1), generated: Some(9), ..TokenCounts::default() };
+        whole.finished.add(FinishReason::Length);
         let added = TokenProgress::default().advance(whole, Instant(1), Instant(10), true);
         assert_eq!((added.generated, added.first_ns, added.intervals), (9, None, 0));
+        let cells = TokenCells::default();
+        cells.add(added);
+        cells.failed(FinishReason::Abort);
+        let finished: Vec<_> = cells.finished().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(finished, [("length", 1), ("abort", 1)]);
     }
 }

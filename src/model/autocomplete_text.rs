@@ -3,8 +3,8 @@
 
 use super::config::ModelConfig;
 use super::generation::{
-    NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS, TEXT_INPUT,
-    TEXT_OUTPUT,
+    FINISH_REASON, NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS,
+    TEXT_INPUT, TEXT_OUTPUT,
 };
 use super::proto::{self, ModelInput, ModelOutput, ModelParameter, ModelTransactionPolicy};
 use crate::model::gguf::GgufMetadata;
@@ -38,7 +38,7 @@ const INPUTS: [(&str, DataType); 9] = [
 
 const OUTPUTS: [(&str, DataType); 8] = [
     (TEXT_OUTPUT, DataType::Bytes),
-    ("finish_reason", DataType::Bytes),
+    (FINISH_REASON, DataType::Bytes),
     ("stop_reason", DataType::Bytes),
     ("logprobs", DataType::Bytes),
     ("token_ids", DataType::Uint32),

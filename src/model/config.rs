@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::RandomState;
+use std::time::Duration;
 
 use prost::Message;
 
@@ -66,12 +67,24 @@ pub struct ModelConfig {
     /// The most requests that an instance answers at a time after their batches (it has deferred
     /// them). At this number it gets no batch. From the parameter `max_open_requests`.
     pub max_open_requests: usize,
+    /// How long a request of a decoupled model waits for its responses.
+    pub response_timeouts: ResponseTimeouts,
     /// Warnings about valid but probably unintended settings, for the log; one sentence each.
     pub warnings: Vec<String>,
     /// The configuration in the schema's form, for the model configuration extension.
     pub(super) proto: proto::ModelConfig,
     /// The random key of the shape hash: clients cannot construct collisions of different shapes.
     pub(super) shape_hash: RandomState,
+}
+
+/// How long a request of a decoupled model waits for a response; `None` for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResponseTimeouts {
+    /// From the arrival in the queue to the first response. From the parameter
+    /// `first_response_timeout_ms`.
+    pub first: Option<Duration>,
+    /// From one response to the next one. From the parameter `response_interval_timeout_ms`.
+    pub interval: Option<Duration>,
 }
 
 /// One input or output of a model.

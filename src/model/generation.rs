@@ -2,11 +2,11 @@
 //!
 //! The tensors are those of Triton's vllm_backend, and of TensorRT-LLM's models in Triton.
 
-use pharos_metrics::record::TokenCounts;
+use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
 use crate::infer::InferOutput;
-use crate::tensor::{DataType, Tensor};
+use crate::tensor::{DataType, Tensor, bytes_elements};
 
 /// The input with the prompt.
 pub const TEXT_INPUT: &str = "text_input";
@@ -22,6 +22,9 @@ pub const NUM_INPUT_TOKENS: &str = "num_input_tokens";
 pub const NUM_CACHED_TOKENS: &str = "num_cached_tokens";
 /// The output with the number of tokens that a response has generated.
 pub const NUM_OUTPUT_TOKENS: &str = "num_output_tokens";
+
+/// The output with the reason of the end of each choice; `None` or empty before it.
+pub const FINISH_REASON: &str = "finish_reason";
 
 /// How a model that generates text takes the parameters of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,15 @@ pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
         let numbers = || integers(&output.tensor);
         match output.name.as_str() {
             NUM_INPUT_TOKENS => counts.prompt = numbers().and_then(|list| list.first().copied()),
+            FINISH_REASON if output.tensor.datatype == DataType::Bytes => {
+                let bytes = output.tensor.data.as_slice();
+                for name in bytes_elements(&bytes).flatten() {
+                    let name = std::str::from_utf8(name).unwrap_or("other");
+                    if let Some(reason) = FinishReason::named(name) {
+                        counts.finished.add(reason);
+                    }
+                }
+            }
             NUM_CACHED_TOKENS => counts.cached = numbers().and_then(|list| list.first().copied()),
             NUM_OUTPUT_TOKENS => {
                 counts.generated =
@@ -87,6 +99,7 @@ pub fn integers(tensor: &Tensor) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::push_bytes_element;
 
     fn output(name: &str, datatype: DataType, data: Vec<u8>) -> InferOutput {
         let tensor = Tensor { datatype, shape: vec![-1], data: data.into() };
@@ -95,12 +108,22 @@ mod tests {
 
     #[test]
     fn tokens_are_integers_of_any_size() {
+        let mut reasons = Vec::new();
+        for name in ["None", "stop", "stop", "tool_calls", ""] {
+            assert!(push_bytes_element(&mut reasons, name.as_bytes()));
+        }
         let counts = token_counts(&[
+            output(FINISH_REASON, DataType::Bytes, reasons),
             output(NUM_INPUT_TOKENS, DataType::Int64, 5_i64.to_le_bytes().to_vec()),
             output(NUM_CACHED_TOKENS, DataType::Int32, (-1_i32).to_le_bytes().to_vec()),
             output(NUM_OUTPUT_TOKENS, DataType::Uint32, [1_u32, 2].map(u32::to_le_bytes).concat()),
             output("text_output", DataType::Bytes, Vec::new()),
         ]);
-        assert_eq!(counts, TokenCounts { prompt: Some(5), cached: None, generated: Some(3) });
+        let mut expected =
+            TokenCounts { prompt: Some(5), generated: Some(3), ..TokenCounts::default() };
+        for reason in [FinishReason::Stop, FinishReason::Stop, FinishReason::Other] {
+            expected.finished.add(reason);
+        }
+        assert_eq!(counts, expected);
     }
 }

@@ -48,8 +48,8 @@ pub use autocomplete_text::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, LLAMACPP};
 pub use check::Checked;
 pub use completion::Completion;
 pub use config::{
-    InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData,
-    WarmupInput,
+    InstanceGroup, InstanceKind, ModelConfig, ResponseTimeouts, TensorSpec, VersionPolicy, Warmup,
+    WarmupData, WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Draft, SANDBOX};

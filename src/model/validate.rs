@@ -2,6 +2,7 @@
 //! invalid ones. Texts are Triton's where Triton has one.
 
 use std::hash::RandomState;
+use std::time::Duration;
 
 use super::config::*;
 use super::error::error;
@@ -65,6 +66,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
             .collect::<Result<_, _>>()?,
         strict_output_types: flag(&proto, "strict_output_types")?,
         max_open_requests: max_open_requests(&proto)?,
+        response_timeouts: response_timeouts(&proto, decoupled)?,
         warnings: Vec::new(),
         proto,
         shape_hash: RandomState::new(),
@@ -81,8 +83,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
 /// Reads the parameter [`ModelConfig::MAX_OPEN_REQUESTS`].
 fn max_open_requests(proto: &proto::ModelConfig) -> Result<usize, ConfigError> {
     const MAX_OPEN_REQUESTS: &str = ModelConfig::MAX_OPEN_REQUESTS;
-    let Some(parameter) = proto.parameters.get(MAX_OPEN_REQUESTS) else { return Ok(usize::MAX) };
-    let text = parameter.string_value.as_str();
+    let Some(number) = above_zero(proto, MAX_OPEN_REQUESTS)? else { return Ok(usize::MAX) };
     if let Some(SchedulingChoice::SequenceBatching(_)) = proto.scheduling_choice {
         return error(format!(
             "model '{}' has the parameter '{MAX_OPEN_REQUESTS}', which models with \
@@ -90,10 +91,35 @@ fn max_open_requests(proto: &proto::ModelConfig) -> Result<usize, ConfigError> {
             proto.name
         ));
     }
+    Ok(usize::try_from(number).unwrap_or(usize::MAX))
+}
+
+/// Reads the timeouts of responses.
+fn response_timeouts(
+    proto: &proto::ModelConfig,
+    decoupled: bool,
+) -> Result<ResponseTimeouts, ConfigError> {
+    let read = |name: &str| match above_zero(proto, name)? {
+        Some(_) if !decoupled => error(format!(
+            "model '{}' has the parameter '{name}', which only decoupled models have",
+            proto.name
+        )),
+        limit => Ok(limit.map(Duration::from_millis)),
+    };
+    Ok(ResponseTimeouts {
+        first: read("first_response_timeout_ms")?,
+        interval: read("response_interval_timeout_ms")?,
+    })
+}
+
+/// Reads a parameter that must be an integer above 0; `None` without it.
+fn above_zero(proto: &proto::ModelConfig, name: &str) -> Result<Option<u64>, ConfigError> {
+    let Some(parameter) = proto.parameters.get(name) else { return Ok(None) };
+    let text = parameter.string_value.as_str();
     match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
+        Ok(number) if number > 0 => Ok(Some(number)),
         _ => error(format!(
-            "the parameter '{MAX_OPEN_REQUESTS}' of model '{}' is '{}'; allowed are integers above 0",
+            "the parameter '{name}' of model '{}' is '{}'; allowed are integers above 0",
             proto.name,
             text.escape_debug()
         )),

@@ -255,6 +255,8 @@ def test_a_client_that_leaves_frees_its_sequence(client, tiny):
     for stream in streams:
         stream.close()
     eventually("all sequences are free", lambda: gauge(tiny, "pharos_llm_running_requests") == 0)
+    aborted = lambda: total(tiny.scrape(), "pharos_llm_finished_total", model="tiny", reason="abort")  # noqa: E731
+    eventually("they count as aborted", lambda: aborted() >= MAX_SEQUENCES)
     assert complete(client, "one", max_tokens=1).choices[0].text.strip() == "two"
 
 

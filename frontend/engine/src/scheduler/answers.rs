@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError};
 use pharos::id::RequestId;
 use pharos::infer::InferResponse;
-use pharos::metrics::record::{self, Failed, MissTimes, TokenProgress};
+use pharos::metrics::record::{self, Failed, FinishReason, MissTimes, TokenProgress};
 use pharos::model::generation;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock, Response};
@@ -288,6 +288,13 @@ impl Driver {
             request_ns,
         );
         record::tenant_failed(&self.series, batched.request.tenant, error.reason);
+        if self.generates_text {
+            let reason = match error.code {
+                ErrorCode::Cancelled => FinishReason::Abort,
+                _ => FinishReason::Error,
+            };
+            record::generation_failed(&self.series, reason);
+        }
     }
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.

@@ -8,17 +8,18 @@
 
 use std::collections::hash_map::Entry;
 use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use parking_lot::{Mutex, MutexGuard};
-use pharos::error::{ErrorCode, InferError};
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record::{self, ResponseKind, StreamProgress, TokenProgress};
 use pharos::metrics::series::ModelSeries;
-use pharos::model::Checked;
+use pharos::model::{Checked, ResponseTimeouts};
 use pharos::service::Streamed;
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
@@ -240,6 +241,59 @@ pub(crate) struct InstanceResponses {
     /// The number of responses taken since credit was last returned.
     taken: u64,
     ended: bool,
+    timer: ResponseTimer,
+}
+
+/// How long the reader of a request still waits for its next response.
+struct ResponseTimer {
+    timeouts: ResponseTimeouts,
+    /// When the wait for the next response ends; `None` if it never does.
+    until: Option<Instant>,
+    /// Fires at `until` or before it: a later response moves only `until`.
+    sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    has_begun: bool,
+}
+
+impl ResponseTimer {
+    fn new(timeouts: ResponseTimeouts, now: Instant) -> Self {
+        Self {
+            timeouts,
+            until: timeouts.first.map(|limit| now + limit),
+            sleep: None,
+            has_begun: false,
+        }
+    }
+
+    /// Takes a response that the reader gets now.
+    fn restart(&mut self) {
+        self.has_begun = true;
+        if self.timeouts != ResponseTimeouts::default() {
+            self.until = self.timeouts.interval.map(|limit| clock::now() + limit);
+        }
+    }
+
+    /// Returns the error of a request whose response does not come in time.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<InferError> {
+        while let Some(until) = self.until {
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(clock::sleep_until(until)));
+            ready!(sleep.as_mut().poll(cx));
+            self.sleep = None;
+            if clock::now() >= until {
+                let (what, limit) = match self.has_begun {
+                    true => ("next", self.timeouts.interval),
+                    false => ("first", self.timeouts.first),
+                };
+                let limit = limit.unwrap_or_default();
+                let text = format!("the {what} response did not come within {limit:?}");
+                return Poll::Ready(InferError::new(
+                    ErrorCode::DeadlineExceeded,
+                    Reason::Timeout,
+                    text,
+                ));
+            }
+        }
+        Poll::Pending
+    }
 }
 
 impl InstanceResponses {
@@ -257,11 +311,21 @@ impl InstanceResponses {
                 }
             }
         }
-        let received = ready!(self.receiver.poll_recv(cx));
-        let Item { streamed, costs_credit } = received.unwrap_or_else(|| Item {
-            streamed: Streamed { answer: without_answer(), last: true, empty: false },
+        let only = |answer| Item {
+            streamed: Streamed { answer, last: true, empty: false },
             costs_credit: false,
-        });
+        };
+        let item = match self.receiver.poll_recv(cx) {
+            Poll::Ready(received) => received.unwrap_or_else(|| only(without_answer())),
+            Poll::Pending => {
+                let error = ready!(self.timer.poll_end(cx));
+                self.receiver.close();
+                self.driver.cancel(self.id);
+                only(Err(error))
+            }
+        };
+        self.timer.restart();
+        let Item { streamed, costs_credit } = item;
         self.ended = streamed.last;
         self.given = costs_credit;
         Poll::Ready(Some(streamed))
@@ -413,6 +477,7 @@ impl Driver {
             given: false,
             taken: 0,
             ended: false,
+            timer: ResponseTimer::new(self.config.response_timeouts, now),
         }
     }
 

@@ -431,6 +431,32 @@ async fn a_full_instance_gets_no_batch_until_a_deferred_request_has_ended() {
 }
 
 #[tokio::test]
+async fn a_request_does_not_wait_longer_for_its_responses_than_its_model_allows() {
+    let timeout = |name: &str, ms: u32| {
+        format!("parameters {{ key: '{name}' value: {{ string_value: '{ms}' }} }}")
+    };
+    let first = timeout("first_response_timeout_ms", 100);
+    let interval = timeout("response_interval_timeout_ms", 50);
+    let mut world = world_of(&format!("{CONFIG} {first} {interval}")).await;
+    let mut responses = world.ask();
+    let error = next(&mut responses).await.unwrap().answer.unwrap_err();
+    assert_eq!(error.code, ErrorCode::DeadlineExceeded);
+    assert_eq!(error.message, "the first response did not come within 100ms");
+    assert!(next(&mut responses).await.is_none());
+    world.done(0, None);
+    let mut responses = world.ask();
+    world.open(1);
+    for _ in 0..3 {
+        world.say(wire::Response { batch: 1, ..response() }).unwrap();
+        assert!(next(&mut responses).await.unwrap().answer.is_ok());
+    }
+    let error = next(&mut responses).await.unwrap().answer.unwrap_err();
+    assert_eq!(error.message, "the next response did not come within 50ms");
+    let sent = world.sent();
+    assert!(sent.contains(&ToWorker::CancelRequest(1, 0)), "{sent:?}");
+}
+
+#[tokio::test]
 async fn the_only_answer_of_a_request_may_follow_its_batch() {
     let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
     let (request, checked) = world.request();
