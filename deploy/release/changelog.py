@@ -30,6 +30,7 @@ MOST_WORDS = 90
 """A fragment is short: the documents describe the feature. Tables are not counted."""
 VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 WITH_VERSION = (
+    "worker/llamacpp/Cargo.toml",
     "deploy/Containerfile",
     "deploy/kubernetes/base/kustomization.yaml",
     "deploy/kserve/kustomization.yaml",
@@ -109,7 +110,7 @@ def set_version(root: Path, new: str):
         if old not in text:
             raise SystemExit(f"{path} does not contain the version {old}")
         (root / path).write_text(re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d.]*\d)", new, text))
-    for folder in (".", "tests/fuzz"):
+    for folder in (".", "tests/fuzz", "worker/llamacpp"):
         lock = root / folder / "Cargo.lock"
         if lock.exists():
             # Own packages have no source.

@@ -232,6 +232,8 @@ builtins! {
     TenantFailures = "pharos_tenant_failures_total" full(Tenant(TenantValue::Failures));
     TenantQueue = "pharos_tenant_queue_seconds_total" full(Tenant(TenantValue::QueueNs));
     TenantCompute = "pharos_tenant_compute_seconds_total" full(Tenant(TenantValue::ComputeNs));
+    TenantPromptTokens = "pharos_tenant_prompt_tokens_total" full(Tenant(TenantValue::PromptTokens));
+    TenantGeneratedTokens = "pharos_tenant_generation_tokens_total" full(Tenant(TenantValue::GeneratedTokens));
     SloGoodRequests = "pharos_slo_good_requests_total" full(Objective(Good));
     SloRequests = "pharos_slo_requests_total" full(Objective(All));
     SloObjective = "pharos_slo_objective_ratio" full(Objective(Share));

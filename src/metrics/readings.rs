@@ -22,7 +22,7 @@ use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
 use super::reading::{Details, Histogram, Number, Reading};
 use super::series::{ModelReading, ModelSeries, RequestReading};
-use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
+use super::source::{LabelSet, ModelValue, Scale, Source, Stage, TenantValue};
 use super::unit::TimeUnit;
 
 /// A callback for the labels of a series and its value.
@@ -295,6 +295,8 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                     }),
                 );
             }
+            ModelValue::Tenant(TenantValue::PromptTokens | TenantValue::GeneratedTokens)
+                if !cells.tokens.is_on() => {}
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
                     let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));

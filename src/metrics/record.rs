@@ -616,20 +616,21 @@ pub fn stream_response(
     });
 }
 
-/// Counts the tokens of a response, which arrived at `now`, to a request that arrived at
-/// `received`. `is_whole` says that it is the only response.
+/// Counts the tokens of a response to a request of this tenant, from the request's reception to the
+/// end of `timeline`. `is_whole` says that it is the only response.
 ///
 /// Call for each response of a model that generates text, before the response is sent.
 pub fn tokens(
     series: &ModelSeries,
     progress: &TokenProgress,
     counts: TokenCounts,
-    received: Instant,
-    now: Instant,
+    tenant: TenantId,
+    timeline: &Timeline,
     is_whole: bool,
 ) {
-    let added = progress.advance(counts, received, now, is_whole);
+    let added = progress.advance(counts, timeline.received, timeline.request_end, is_whole);
     series.record(move |series| series.cells.tokens.add(added));
+    charge(series, tenant, move |usage| usage.tokens(added.prompt, added.generated));
 }
 
 /// Counts a request to a model that generates text that has failed, or whose client has left.

@@ -103,13 +103,19 @@ pub(super) enum TenantValue {
     QueueNs,
     /// Nanoseconds of inputs, execution and outputs.
     ComputeNs,
+    /// Tokens of prompts. Only of models that generate text.
+    PromptTokens,
+    /// Generated tokens. Only of models that generate text.
+    GeneratedTokens,
 }
 
 impl TenantValue {
     /// Returns the unit in which it is shown.
     pub(super) fn scale(self) -> Scale {
         match self {
-            Self::Requests | Self::Failures => Scale::One,
+            Self::Requests | Self::Failures | Self::PromptTokens | Self::GeneratedTokens => {
+                Scale::One
+            }
             Self::QueueNs | Self::ComputeNs => Scale::Seconds,
         }
     }

@@ -117,6 +117,8 @@ pub(super) struct Usage {
     failed: Count,
     queue_ns: Count,
     compute_ns: Count,
+    prompt_tokens: Count,
+    generated_tokens: Count,
 }
 
 impl Usage {
@@ -124,6 +126,12 @@ impl Usage {
     pub(super) fn executed(&self, queue_ns: u64, compute_ns: u64) {
         self.queue_ns.add(queue_ns);
         self.compute_ns.add(compute_ns);
+    }
+
+    /// Adds the tokens of a response.
+    pub(super) fn tokens(&self, prompt: u64, generated: u64) {
+        self.prompt_tokens.add(prompt);
+        self.generated_tokens.add(generated);
     }
 
     /// Counts a successful request.
@@ -143,6 +151,8 @@ impl Usage {
             TenantValue::Failures => self.failed.get(),
             TenantValue::QueueNs => self.queue_ns.get(),
             TenantValue::ComputeNs => self.compute_ns.get(),
+            TenantValue::PromptTokens => self.prompt_tokens.get(),
+            TenantValue::GeneratedTokens => self.generated_tokens.get(),
         }
     }
 }

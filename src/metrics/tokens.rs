@@ -51,9 +51,9 @@ pub struct TokenProgress {
 /// What a response adds to the tokens of its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AddedTokens {
-    prompt: u64,
+    pub(super) prompt: u64,
     cached: u64,
-    generated: u64,
+    pub(super) generated: u64,
     /// The time to the first token, if this response has it.
     first_ns: Option<u64>,
     /// The number of tokens that followed another one, and the time of each since that one.

@@ -224,6 +224,8 @@ pub(crate) fn ring(data: &[u8]) {
 /// config.pbtxt: parsing never panics, a parsed draft survives encoding and decoding, and a
 /// completed one can be rendered.
 pub(crate) fn config(data: &[u8]) {
+    // What the server reads of a language model's file.
+    let _ = pharos::model::gguf::metadata(data);
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
     assert!(Draft::decode(&draft.encode()).is_ok());

@@ -28,7 +28,7 @@ const OWN: &str = "PHAROS_";
 
 /// Variables that other programs of this project read, such as workers, tests and configurations of
 /// other programs.
-const OTHERS: [&str; 31] = [
+const OTHERS: [&str; 32] = [
     "PHAROS_AZURITE",
     "PHAROS_BACKEND_LIBRARY",
     "PHAROS_BIN",
@@ -60,6 +60,7 @@ const OTHERS: [&str; 31] = [
     "PHAROS_TORCHSERVE",
     "PHAROS_TORCHSERVE_BACKGROUND",
     "PHAROS_TORCHSERVE_HOME",
+    "PHAROS_VLLM_PYTHON",
 ];
 
 /// The input of the parser.

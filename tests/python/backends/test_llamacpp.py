@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 import threading
 import time
 
@@ -11,18 +13,19 @@ import openai
 import pytest
 
 from harness.gguf import CONTEXT_LENGTH, COUNT, SIDES, write_model
-from harness.server import Server, binary, kill_all, total
-from harness.waiting import DEADLINE_S, eventually
+from harness.server import ROOT, Server, binary, kill_all, total
+from harness.waiting import DEADLINE_S, eventually, pause_as_client
 
 LIBRARY = binary().parent / "backends/llamacpp/libpharos_llamacpp.so"
 pytestmark = pytest.mark.skipif(
     not LIBRARY.is_file(), reason=f"{LIBRARY} is not built: `make llamacpp` builds it, with a C++ compiler"
 )
-MAX_SEQUENCES = 4
+MAX_SEQUENCES, CONTEXT = 4, 512
 SETTINGS = f"""
 backend: "llamacpp"
 parameters {{ key: "max_sequences" value: {{ string_value: "{MAX_SEQUENCES}" }} }}
 parameters {{ key: "threads" value: {{ string_value: "1" }} }}
+parameters {{ key: "context_length" value: {{ string_value: "{CONTEXT}" }} }}
 """
 
 
@@ -41,10 +44,15 @@ def tiny(tmp_path_factory):
     kill_all([server])
 
 
+def client_of(server, **more) -> openai.OpenAI:
+    """Returns OpenAI's client, which does not repeat requests."""
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0, **more)
+
+
 @pytest.fixture
 def client(tiny):
-    """OpenAI's client, which does not repeat requests."""
-    with openai.OpenAI(base_url=f"http://{tiny.http}/v1", api_key="none", max_retries=0) as client:
+    """A client of the server."""
+    with client_of(tiny) as client:
         yield client
 
 
@@ -68,7 +76,7 @@ def test_a_file_answers_chats(tmp_path):
     """`pharos serve model.gguf`: nothing else is configured."""
     write_model(tmp_path / "little.gguf")
     server = Server(tmp_path, [tmp_path / "little.gguf"])
-    with server, openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
+    with server, client_of(server) as client:
         answer = client.chat.completions.create(model="little", messages=[{"role": "user", "content": "hi"}])
         assert answer.choices[0].message.content.strip() == "hello world"
         assert answer.choices[0].finish_reason == "stop"
@@ -246,18 +254,20 @@ def test_a_forced_call_of_a_function(client):
     assert call.function.name == "f" and 0 <= json.loads(call.function.arguments)["n"] <= 9
 
 
-def test_a_client_that_leaves_frees_its_sequence(client, tiny):
-    """An endless text ends when its reader closes the connection, also while others wait."""
-    streams = [complete(client, "loop", max_tokens=400, stream=True) for _ in range(MAX_SEQUENCES)]
-    for stream in streams:
-        next(iter(stream))
-    assert gauge(tiny, "pharos_llm_running_requests") <= MAX_SEQUENCES
-    for stream in streams:
-        stream.close()
-    eventually("all sequences are free", lambda: gauge(tiny, "pharos_llm_running_requests") == 0)
-    aborted = lambda: total(tiny.scrape(), "pharos_llm_finished_total", model="tiny", reason="abort")  # noqa: E731
-    eventually("they count as aborted", lambda: aborted() >= MAX_SEQUENCES)
-    assert complete(client, "one", max_tokens=1).choices[0].text.strip() == "two"
+def test_a_client_that_leaves_frees_its_sequence(tmp_path):
+    """A long text ends when its reader closes the connection."""
+    settings = SETTINGS.replace(f'"{CONTEXT}"', f'"{CONTEXT_LENGTH}"')
+    with serve_one(tmp_path, settings) as server, client_of(server) as client:
+        streams = [complete(client, "loop", max_tokens=CONTEXT_LENGTH - 100, stream=True) for _ in range(MAX_SEQUENCES)]
+        for stream in streams:
+            next(iter(stream))
+            stream.close()
+        ended = lambda reason: total(server.scrape(), "pharos_llm_finished_total", reason=reason)  # noqa: E731
+        eventually("they count as aborted", lambda: ended("abort") == MAX_SEQUENCES)
+        eventually("all sequences are free", lambda: gauge(server, "pharos_llm_running_requests") == 0)
+        assert complete(client, "one", max_tokens=1).choices[0].text.strip() == "two"
+        generated = total(server.scrape(), "pharos_llm_generation_tokens_total")
+        assert generated < CONTEXT_LENGTH, "the engine has stopped"
 
 
 def test_a_slow_reader_delays_nobody(client, tiny):
@@ -267,7 +277,7 @@ def test_a_slow_reader_delays_nobody(client, tiny):
     for _ in range(20):
         assert complete(client, "one", max_tokens=50).choices[0].text.split() == COUNT[1:]
     assert time.monotonic() - began < DEADLINE_S
-    time.sleep(0.5)
+    pause_as_client(0.5)
     assert sum(len(chunk.choices[0].text.split()) for chunk in slow) == 400
 
 
@@ -277,7 +287,7 @@ def test_requests_beyond_the_sequences_wait_in_the_server(tiny):
     stop = threading.Event()
 
     def run():
-        with openai.OpenAI(base_url=f"http://{tiny.http}/v1", api_key="none", max_retries=0) as client:
+        with client_of(tiny) as client:
             while not stop.is_set():
                 complete(client, "loop", max_tokens=450)
 
@@ -296,7 +306,7 @@ def test_requests_beyond_the_sequences_wait_in_the_server(tiny):
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"prompt": "cold " * CONTEXT_LENGTH}, f"context of the model is {CONTEXT_LENGTH} tokens"),
+        ({"prompt": "cold " * CONTEXT}, f"context of the model is {CONTEXT} tokens"),
         ({"prompt": "x", "extra_body": {"bad_words": ["a"]}}, "does not support bad_words"),
         ({"prompt": "x", "logit_bias": {"99999999999": 1}}, "logit_bias"),
     ],
@@ -309,7 +319,7 @@ def test_wrong_requests_are_refused(client, fields, part):
 
 def test_a_base_model_has_no_chats(tiny):
     """A model without a template answers completions only."""
-    with openai.OpenAI(base_url=f"http://{tiny.http}/v1", api_key="none", max_retries=0) as client:
+    with client_of(tiny) as client:
         with pytest.raises(openai.BadRequestError, match="has no chat template"):
             client.chat.completions.create(model="base", messages=[{"role": "user", "content": "x"}])
         assert client.completions.create(model="base", prompt="one", temperature=0, max_tokens=1).choices[0].text.strip() == "two"
@@ -358,3 +368,98 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path, change, part):
     eventually("the load has failed", lambda: entry().get("state") == "UNAVAILABLE")
     assert part in entry()["reason"]
     kill_all([server])
+
+
+def serve_one(folder, settings=SETTINGS, options=()):
+    """Returns a server with a model `tiny` for one test."""
+    version = folder / "models/tiny/1"
+    version.mkdir(parents=True)
+    write_model(version / "model.gguf")
+    (folder / "models/tiny/config.pbtxt").write_text(settings)
+    return Server(folder, [folder / "models"], options)
+
+
+def test_an_engine_that_is_killed_ends_all_its_streams(tmp_path):
+    """A hundred streams: each ends with an error or with its text, and every token of the answers is counted once."""
+
+    async def one(client, number):
+        tokens, text, failed = 0, "", False
+        try:
+            stream = await client.completions.create(
+                model="tiny", prompt="loop", max_tokens=400, temperature=0, stream=True,
+                stream_options={"include_usage": True, "continuous_usage_stats": True},
+            )  # fmt: skip
+            async for chunk in stream:
+                tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+                text += chunk.choices[0].text if chunk.choices else ""
+        except openai.APIError:
+            failed = True
+        return tokens, failed
+
+    async def all_of_them(server):
+        async with openai.AsyncOpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
+            streams = [asyncio.create_task(one(client, number)) for number in range(100)]
+            await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+            for worker in server.workers():
+                os.kill(worker, signal.SIGKILL)
+            return await asyncio.wait_for(asyncio.gather(*streams), DEADLINE_S)
+
+    with serve_one(tmp_path) as server:
+        results = asyncio.run(all_of_them(server))
+        assert len(results) == 100 and all(tokens == 400 or failed for tokens, failed in results)
+        counted = total(server.scrape(), "pharos_llm_generation_tokens_total", model="tiny")
+        assert counted >= sum(tokens for tokens, _ in results)
+        finished = {
+            reason: total(server.scrape(), "pharos_llm_finished_total", model="tiny", reason=reason)
+            for reason in ("stop", "length", "abort", "error")
+        }
+        assert finished["length"] == sum(not failed for _, failed in results) and sum(finished.values()) == 100
+
+        def answers():
+            with client_of(server) as client:
+                try:
+                    return complete(client, "one", max_tokens=1).choices[0].text.strip() == "two"
+                except openai.APIError:
+                    return False
+
+        eventually("a new engine answers", answers)
+
+
+BOMBS = [
+    {"regex": "(((a{1,999}){1,999}){1,999}){1,999}"},
+    {"regex": "(" * 5000 + "a" + ")" * 5000},
+    {"json": {"type": "array", "minItems": 10**9, "items": {"type": "string"}}},
+    {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+    {"json": {"enum": [f"text {number}" for number in range(9000)]}},
+    {"json": {"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}},
+    {"choice": [f"choice {number}" for number in range(9000)]},
+    {"grammar": "start: " + " ".join(f"r{number}" for number in range(3000)) + "".join(f"\nr{number}: \"a\"*" for number in range(3000))},
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
+def test_a_costly_structure_is_refused_or_bounded(client, tiny, bomb):
+    """Schemas and expressions of clients: the answer comes in time, and other requests are served meanwhile."""
+    began = time.monotonic()
+    try:
+        say(client, max_tokens=5, temperature=1, extra_body={"structured_outputs": bomb}, timeout=30)
+    except openai.BadRequestError as error:
+        assert "structured" in str(error) or "JSON" in str(error) or "array" in str(error), error
+    assert complete(client, "one", max_tokens=1).choices[0].text.strip() == "two"
+    assert time.monotonic() - began < 20
+    assert len(tiny.workers()) == 2, "no process was replaced"
+
+
+def test_tokens_count_for_their_tenants(tmp_path):
+    """The tokens of each tenant; those of all tenants are those of the model."""
+    definition = (ROOT / "metrics.yaml").read_text() + "\ntenants: {header: x-tenant, limit: 5}\n"
+    (tmp_path / "metrics.yaml").write_text(definition)
+    with serve_one(tmp_path, options=[f"--metrics-config={tmp_path / 'metrics.yaml'}"]) as server:
+        for tenant, tokens in (("a", 3), ("b", 5), ("b", 2)):
+            with client_of(server, default_headers={"x-tenant": tenant}) as client:
+                complete(client, "loop", max_tokens=tokens)
+        metrics = server.scrape()
+        of = lambda tenant: total(metrics, "pharos_tenant_generation_tokens_total", tenant=tenant)  # noqa: E731
+        assert (of("a"), of("b")) == (3, 7)
+        assert total(metrics, "pharos_llm_generation_tokens_total") == 10
+        assert total(metrics, "pharos_tenant_prompt_tokens_total") == total(metrics, "pharos_llm_prompt_tokens_total") == 6

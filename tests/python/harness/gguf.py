@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 COUNT = "one two three four five six seven eight nine".split()
 SIDES = "ace deuce trey cater cinque sice".split()
-CONTEXT_LENGTH = 512
+CONTEXT_LENGTH = 32_768
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 """Kinds of tokens."""
 

@@ -484,7 +484,7 @@ def test_backend_directory(place):
         assert outcome["nothing"][0] == "UNAVAILABLE"
         assert (
             "backend 'empty' of model 'nothing' is not available here; available: builtin, onnxruntime, tract, python, pytorch, "
-            f"sklearn, torchserve, xgboost, code, native; '{place.backends}/empty' does not hold libpharos_empty.so, pharos-worker-empty or "
+            f"sklearn, torchserve, vllm, xgboost, code, native; '{place.backends}/empty' does not hold libpharos_empty.so, pharos-worker-empty or "
             "model.py"
         ) in outcome["nothing"][1]
         # The ordinary worker under another name: it starts, but does not support this backend.

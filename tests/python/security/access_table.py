@@ -18,7 +18,9 @@ CLASSES = {
 
 HTTP = """
 GET     /                                        Live                          health            200
-GET     /v1/models                               RepositoryIndex               model-repository  200
+GET     /v1/models                               Models                        inference         200
+GET     /openai/v1/models                        Models                        inference         200
+GET     /openai/v1/models/m                      ModelReady                    health            200
 GET     /v1/models/m                             ModelReady                    health            200
 POST    /v1/models/m                             ModelReady                    health            404
 GET     /v1/models/m/versions/1                  ModelReady                    health            200

@@ -283,7 +283,10 @@ impl Drop for Responder {
         let is_open = stream.is_ok_and(|stream| stream.detached);
         drop(state);
         if is_open {
-            self.fail(run_error(UNANSWERED));
+            self.fail(match self.is_cancelled() {
+                true => InferError::cancelled(),
+                false => run_error(UNANSWERED),
+            });
         }
     }
 }

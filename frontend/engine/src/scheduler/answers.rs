@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError};
-use pharos::id::RequestId;
+use pharos::id::{RequestId, TenantId};
 use pharos::infer::InferResponse;
 use pharos::metrics::record::{self, Failed, FinishReason, MissTimes, TokenProgress};
 use pharos::model::generation;
@@ -52,7 +52,12 @@ impl Driver {
                     Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
                 self.record(&request.batched, answer, timeline, request.sender.is_closed());
                 if let Ok(response) = &answer {
-                    self.count_tokens(response, &TokenProgress::default(), true);
+                    self.count_tokens(
+                        response,
+                        request.batched.request.tenant,
+                        &TokenProgress::default(),
+                        true,
+                    );
                 }
                 if let (Some(times), Ok(response)) =
                     (misses.get(position).copied().flatten(), answer)
@@ -95,7 +100,12 @@ impl Driver {
                 timeline = response.timeline;
             }
             if let Ok(response) = &answer {
-                self.count_tokens(response, &TokenProgress::default(), true);
+                self.count_tokens(
+                    response,
+                    batched.request.tenant,
+                    &TokenProgress::default(),
+                    true,
+                );
             }
             self.record_one(&batched, &answer, &timeline, request.sender.is_closed());
         }
@@ -215,13 +225,13 @@ impl Driver {
     pub(super) fn count_tokens(
         &self,
         response: &InferResponse,
+        tenant: TenantId,
         progress: &TokenProgress,
         is_whole: bool,
     ) {
         if self.generates_text {
-            let Timeline { received, request_end, .. } = response.timeline;
             let counts = generation::token_counts(&response.outputs);
-            record::tokens(&self.series, progress, counts, received, request_end, is_whole);
+            record::tokens(&self.series, progress, counts, tenant, &response.timeline, is_whole);
         }
     }
 

@@ -569,7 +569,7 @@ impl Driver {
             record::first_response(&self.series, timeline.request_ns());
         }
         if let (Ok(response), false) = (&answer, empty) {
-            self.count_tokens(response, &flow.tokens, number == 0 && last);
+            self.count_tokens(response, batched.request.tenant, &flow.tokens, number == 0 && last);
             let bytes = response.byte_size();
             record::stream_response(
                 &self.series,
