@@ -492,9 +492,7 @@ fn next_token(
     let too_early = (generated as u64) < sampling.min_tokens;
     let banned: &[i32] = if too_early { &model.ends } else { &[] };
     let allowed = match &mut sequence.matcher {
-        Some(matcher) => Some(matcher.compute_mask_or_eos().map_err(|error| {
-            Failure::invalid(format!("structured_outputs is too costly: {error}"))
-        })?),
+        Some(matcher) => Some(matcher.compute_mask_or_eos().map_err(|error| too_costly(&error))?),
         None => None,
     };
     let sampled = sequence.sampler.sample(logits, allowed.as_ref(), banned);
@@ -526,7 +524,7 @@ fn next_token(
             && finish.is_none()
         {
             let consumed = matcher.consume_token(token.cast_unsigned());
-            consumed.map_err(|error| Failure::internal(error.to_string()))?;
+            consumed.map_err(|error| too_costly(&error))?;
             if matcher.is_stopped() {
                 finish = Some(Finish::stop(Value::Null));
             }
@@ -545,6 +543,13 @@ fn next_token(
     }
     pending.finish = finish;
     Ok(false)
+}
+
+/// Returns the failure of a request whose structure exceeds a limit of llguidance.
+fn too_costly(error: &impl std::fmt::Display) -> Failure {
+    let error = error.to_string();
+    let why = error.lines().next().unwrap_or_default();
+    Failure::invalid(format!("structured_outputs is too costly: {why}"))
 }
 
 /// Returns the probabilities of a position in the form of vllm_backend.
