@@ -219,7 +219,7 @@ mod tests {
         let catalog = Catalog::parse("tenants: {header: tenant}", "m.yaml").unwrap();
         let names: Vec<&str> = catalog.iter().map(|(_, spec)| spec.name.as_str()).collect();
         assert!(
-            names.len() == 4 && names.iter().all(|name| name.starts_with("pharos_tenant_")),
+            names.len() == 6 && names.iter().all(|name| name.starts_with("pharos_tenant_")),
             "{names:?}"
         );
     }

@@ -513,7 +513,7 @@ def test_tenants_of_the_page(tmp_path):
     definition, query = of_test("test_tenants_of_the_page")
     (tmp_path / "metrics.yaml").write_text(definition.text)
     done = subprocess.run([binary(), "metrics", "check", "metrics.yaml"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "4 metrics (4 counters" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "6 metrics (6 counters" in done.stdout, done.stdout + done.stderr
     rule = f"groups:\n  - name: page\n    rules:\n      - record: a:b\n        expr: {query.text}\n"
     (tmp_path / "rules.yaml").write_text(rule)
     done = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)

@@ -22,8 +22,10 @@ OTHER_FLAGS = {
     "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature", "--scope", "--user", "--init",
     "--pid", "--gpus", "--device", "--build-arg", "--health-cmd", "--stop-timeout", "--no-deps", "--platform", "--only-binary",
     "--perf-analyzer-path", "--model",
+    "--tokenizer", "--tool-call-parser", "--openai-restricted-api", "--max-model-len", "--api-key", "--served-model-name",
+    "--reasoning-parser", "--chat-template",
 }  # fmt: skip
-"""Flags of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of vLLM and of Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 
