@@ -71,7 +71,7 @@ impl Failure {
 pub(crate) fn of_engine(error: &InferError) -> ApiError {
     let message = error.message.as_str();
     match (error.reason, error.code.http_status()) {
-        (Reason::UnknownModel, _) => ApiError {
+        (Reason::UnknownModel, _) | (Reason::NotReady, 404) => ApiError {
             status: 404,
             param: Some("model".to_owned()),
             code: Some("model_not_found"),
