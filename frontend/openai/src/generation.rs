@@ -35,6 +35,8 @@ struct Run {
     prompt_tokens: Option<u64>,
     cached_tokens: Option<u64>,
     output_tokens: Option<u64>,
+    /// Whether a response was taken.
+    has_begun: bool,
 }
 
 impl Generation {
@@ -59,6 +61,7 @@ impl Generation {
             prompt_tokens: None,
             cached_tokens: None,
             output_tokens: None,
+            has_begun: false,
         });
     }
 
@@ -167,10 +170,13 @@ impl Run {
         let choices = (self.first..).zip(&mut self.choices).zip(step.choices);
         for ((index, choice), step) in choices {
             let delta = choice.push(step);
-            if !delta.is_empty() {
+            // A client takes the first chunk for the first token, also if its text is held back: a
+            // part of a character, or what may begin a stop string.
+            if !delta.is_empty() || !self.has_begun {
                 deltas.push((index, delta));
             }
         }
+        self.has_begun = true;
     }
 
     /// Returns why choices ended whose model gave no reason.

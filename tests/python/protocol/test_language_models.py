@@ -78,6 +78,14 @@ def test_a_stream_has_one_chunk_for_each_token(words):
     assert arrived[-1][0] - arrived[1][0] > 0.1, "the tokens did not arrive one by one"
 
 
+def test_the_first_token_is_a_chunk_even_if_its_text_is_held_back(words):
+    """Clients take the first chunk for the first token. Its text may begin a stop string."""
+    with client_of(words) as client:
+        stream = client.completions.create(model="words", prompt="a b c", stop="a b x", max_tokens=9, stream=True)
+        texts = [chunk.choices[0].text for chunk in stream]
+    assert texts[0] == "" and "".join(texts) == "a b c"
+
+
 def test_many_streams_run_at_once(words):
     """The engine holds all of them: one after the other, 50 streams of 10 tokens would take longer than the deadline."""
 

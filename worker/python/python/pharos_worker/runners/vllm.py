@@ -30,6 +30,11 @@ SLOW_CLIENT_S = 0.005
 """The time between two attempts to send to a client that reads slowly."""
 SAMPLE_EVERY_S = 0.1
 """The time between two samples of the gauges."""
+LONG_TEXT = 16_384
+"""The characters of a prompt above which its tokens are found on another thread, so that the event loop goes on."""
+SWITCH_S = 0.0005
+"""How long a thread of Python holds the interpreter while another one waits. The default of 5 ms would be added to the time to the first
+token for each of the threads on the way: the one that gets requests and the event loop."""
 MOST_LOGPROBS = 20
 INPUTS = [
     ("text_input", "TYPE_STRING"),
@@ -244,6 +249,7 @@ class TritonPythonModel:
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.jobs = {}
         self.numbers = iter(range(1 << 62))
+        sys.setswitchinterval(SWITCH_S)
         labels = [args["model_name"], args["model_version"], args["model_instance_name"]]
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True).start()
@@ -394,7 +400,8 @@ class TritonPythonModel:
 
     async def generate(self, job, name):
         """Passes on what the engine generates, except the last part."""
-        tokens = await asyncio.to_thread(self.tokens, job.text)
+        is_long = len(job.text) > LONG_TEXT
+        tokens = await asyncio.to_thread(self.tokens, job.text) if is_long else self.tokens(job.text)
         if job.has_prompt:
             for choice in job.choices:
                 choice.text = job.text
