@@ -18,7 +18,6 @@ pub(super) fn config(text: &str) -> ModelConfig {
         unusable_gpus: &[],
         no_cuda_provider: None,
         signature: None,
-
         gguf: None,
         auto_complete: true,
         default_max_batch_size: 0,
@@ -543,7 +542,6 @@ pub(super) fn config_of(name: &str, text: &str) -> ModelConfig {
         unusable_gpus: &[],
         no_cuda_provider: None,
         signature: None,
-
         gguf: None,
         auto_complete: true,
         default_max_batch_size: 0,

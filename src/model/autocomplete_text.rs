@@ -1,5 +1,5 @@
-//! Fills in the tensors of models that an engine for text runs: those of Triton's vllm_backend, with
-//! additions; and what their files say about prompts.
+//! Fills in the tensors of models that an engine for text runs (the tensors of Triton's vllm_backend,
+//! with additions), and what the files of these models say about prompts.
 
 use super::config::ModelConfig;
 use super::generation::{

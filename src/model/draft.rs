@@ -80,16 +80,20 @@ impl Draft {
         (self.may_be_onnx() && has_signature).then_some(name)
     }
 
-    /// Returns the name of the model's file if it is a GGUF file ([`gguf::metadata`]). `files` are
-    /// the names in the version directories.
+    /// Returns the name of the model's file if the backend of GGUF files serves it
+    /// ([`gguf::metadata`]). `files` are the names in the version directories. A model of another
+    /// backend may have such a file beside its code.
     pub fn gguf_file<'a>(&'a self, files: &[String]) -> Option<&'a str> {
-        let name = match self.proto.default_model_filename.as_str() {
-            "" => normalize::default_file(LLAMACPP, files)?,
-            name => name,
+        let named = self.proto.default_model_filename.as_str();
+        let backend = match self.proto.backend.as_str() {
+            "" if self.proto.platform.is_empty() => normalize::backend_by_file(named, files)?,
+            backend => backend,
         };
-        let may_be =
-            matches!(self.proto.backend.as_str(), "" | LLAMACPP) && self.proto.platform.is_empty();
-        (may_be && name.ends_with(gguf::ENDING)).then_some(name)
+        let name = match named {
+            "" => normalize::default_file(LLAMACPP, files)?,
+            named => named,
+        };
+        (backend == LLAMACPP && name.ends_with(gguf::ENDING)).then_some(name)
     }
 
     /// Returns whether the model may be an ONNX file.

@@ -22,10 +22,6 @@ const ARRAY: u32 = 9;
 /// The metadata of a language model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GgufMetadata {
-    /// The architecture, such as `llama`.
-    pub architecture: String,
-    /// The number of tokens that it was trained for.
-    pub context_length: Option<u64>,
     /// The chat template; `None` for a base model.
     pub chat_template: Option<String>,
     /// The token that begins a text.
@@ -70,14 +66,14 @@ pub fn metadata(file: &[u8]) -> Result<GgufMetadata, GgufError> {
         return Err(error(format!("it has {entries} entries; at most {MAX_ENTRIES} are allowed")));
     }
     let mut found = GgufMetadata::default();
-    let mut lengths: Vec<(String, u64)> = Vec::new();
-    let (mut tokens, mut first, mut last) = (None, None, None);
+    let mut tokens = None;
+    let mut first = None;
+    let mut last = None;
     for _ in 0..entries {
         let key = reader.text()?;
         let kind = reader.u32()?;
         let before = reader.rest;
         match (key, kind) {
-            ("general.architecture", STRING) => reader.text()?.clone_into(&mut found.architecture),
             ("tokenizer.chat_template", STRING) => {
                 found.chat_template = Some(reader.short_text()?.to_owned());
             }
@@ -87,16 +83,9 @@ pub fn metadata(file: &[u8]) -> Result<GgufMetadata, GgufError> {
             }
             ("tokenizer.ggml.bos_token_id", _) => first = reader.natural(kind)?,
             ("tokenizer.ggml.eos_token_id", _) => last = reader.natural(kind)?,
-            (key, _) if key.ends_with(".context_length") => {
-                let length = reader.natural(kind)?;
-                lengths.extend(length.map(|length| (key.to_owned(), length)));
-            }
             _ => reader.skip(kind)?,
         }
     }
-    let length_key = format!("{}.context_length", found.architecture);
-    let length = lengths.into_iter().find(|(key, _)| *key == length_key);
-    found.context_length = length.map(|(_, length)| length);
     if let Some(tokens) = tokens {
         found.bos_token = first.and_then(|id| element(tokens, id));
         found.eos_token = last.and_then(|id| element(tokens, id));
@@ -239,7 +228,6 @@ mod tests {
         file(&[
             entry("llama.context_length", 4, &2048_u32.to_le_bytes()),
             entry("general.architecture", STRING, &text("llama")),
-            entry("other.context_length", 4, &7_u32.to_le_bytes()),
             entry(
                 "tokenizer.ggml.scores",
                 ARRAY,
@@ -258,8 +246,6 @@ mod tests {
         assert_eq!(
             metadata(&example()),
             Ok(GgufMetadata {
-                architecture: "llama".to_owned(),
-                context_length: Some(2048),
                 chat_template: Some("{{ messages }}".to_owned()),
                 bos_token: Some("<s>".to_owned()),
                 eos_token: Some("</s>".to_owned()),

@@ -153,8 +153,8 @@ fn is_there(name: &str, files: &[String]) -> bool {
 }
 
 /// Returns whether a version has a TorchServe archive, which may have any name.
-fn has_archive(completion: &Completion<'_>) -> bool {
-    completion.files.iter().any(|name| name.ends_with(ARCHIVE))
+fn has_archive(files: &[String]) -> bool {
+    files.iter().any(|name| name.ends_with(ARCHIVE))
 }
 
 /// Returns whether this server includes the backend.
@@ -177,18 +177,7 @@ fn missing_backend(
             ))
         });
     }
-    let named = config.default_model_filename.as_str();
-    let row = BACKENDS.iter().find(|row| {
-        row.files.iter().any(|file| named == *file || is_there(file, completion.files))
-    });
-    let by_file = row
-        .or_else(|| {
-            BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)))
-        })
-        .or_else(|| {
-            BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion))
-        })
-        .map(|row| row.backend);
+    let by_file = backend_by_file(&config.default_model_filename, completion.files);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();
         for file in BACKENDS.iter().flat_map(|row| row.files) {
@@ -203,6 +192,19 @@ fn missing_backend(
             files.join(", ")
         ))
     })
+}
+
+/// Returns the backend that the files of a model select; `named` is the model's file from the
+/// configuration, or empty.
+pub(super) fn backend_by_file(named: &str, files: &[String]) -> Option<&'static str> {
+    let row = BACKENDS
+        .iter()
+        .find(|row| row.files.iter().any(|file| named == *file || is_there(file, files)));
+    row.or_else(|| {
+        BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)))
+    })
+    .or_else(|| BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(files)))
+    .map(|row| row.backend)
 }
 
 /// Returns the backend of a model named `NAME.BACKEND`.

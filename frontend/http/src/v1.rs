@@ -35,7 +35,7 @@ pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     let of_model = RouteOf::Path(route_of_model);
     router
         .route("/", Route::Live, get(alive))
-        // A client that may send requests may know the models; those of OpenAI's API list them first.
+        // A client that may send requests may know the models. Clients of OpenAI's API list them first.
         .route("/v1/models", Route::Models, get(list))
         .route("/v1/models/{model}", of_model, get(ready).and_post(handler(predict)))
         // The prefix of KServe's runtimes for language models.

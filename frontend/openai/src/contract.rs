@@ -17,8 +17,8 @@ use pharos::error::InferError;
 use pharos::infer::{InferInput, InferResponse};
 use pharos::metrics::record::TokenCounts;
 use pharos::model::generation::{
-    GenerationForm, MAX_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS,
-    TEXT_INPUT, TEXT_OUTPUT, integers, token_counts,
+    FINISH_REASON, GenerationForm, MAX_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS,
+    SAMPLING_PARAMETERS, TEXT_INPUT, TEXT_OUTPUT, integers, token_counts,
 };
 use pharos::model::{ModelConfig, TensorSpec};
 use pharos::tensor::{DataType, Tensor, bytes_elements, push_bytes_element};
@@ -37,7 +37,7 @@ const UNLIMITED: u64 = i32::MAX as u64;
 
 /// Inputs that make a model of the form of vllm_backend return an output, and the output.
 const FLAGS: [Flag; 4] = [
-    Flag { input: "return_finish_reason", output: "finish_reason" },
+    Flag { input: "return_finish_reason", output: FINISH_REASON },
     Flag { input: "return_num_input_tokens", output: NUM_INPUT_TOKENS },
     Flag { input: "return_num_output_tokens", output: NUM_OUTPUT_TOKENS },
     Flag { input: "return_token_ids", output: TOKEN_IDS },
@@ -302,7 +302,7 @@ impl Step {
                         step.choice(index).text = text;
                     }
                 }
-                "finish_reason" => {
+                FINISH_REASON => {
                     for (index, name) in strings(&output.name, tensor)?.iter().enumerate() {
                         step.choice(index).finish_reason = FinishReason::named(name);
                     }

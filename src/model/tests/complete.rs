@@ -35,7 +35,6 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
         unusable_gpus: &[],
         no_cuda_provider: None,
         signature: Some(signature),
-
         gguf: None,
         auto_complete: true,
         default_max_batch_size: 4,
@@ -329,6 +328,23 @@ fn backends_and_platforms_are_matched() {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());
         assert_eq!(got, expected, "{source} {files:?}");
     }
+}
+
+#[test]
+fn a_gguf_file_is_the_model_only_if_no_other_backend_serves_it() {
+    let found = |source: &str, files: &[&str]| {
+        let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+        let draft = Draft::from_text(source, "config.pbtxt").unwrap();
+        draft.gguf_file(&files).map(str::to_owned)
+    };
+    let own = Some("model.gguf".to_owned());
+    assert_eq!(found("", &["model.gguf"]), own);
+    assert_eq!(found("backend: 'llamacpp'", &["model.gguf", "model.py"]), own);
+    assert_eq!(found("default_model_filename: 'x.gguf'", &["x.gguf"]), Some("x.gguf".to_owned()));
+    // The code of a Python model may read the file.
+    assert_eq!(found("", &["model.gguf", "model.py"]), None);
+    assert_eq!(found("backend: 'python'", &["model.gguf"]), None);
+    assert_eq!(found("", &["model.onnx"]), None);
 }
 
 #[test]

@@ -271,7 +271,7 @@ def test_a_client_that_leaves_frees_its_sequence(tmp_path):
         assert generated < CONTEXT_LENGTH, "the engine has stopped"
 
 
-def test_a_slow_reader_delays_nobody(client, tiny):
+def test_other_requests_do_not_wait_for_a_slow_reader(client, tiny):
     """A client that reads nothing gets all of its text later; meanwhile the others are served."""
     slow = complete(client, "loop", max_tokens=400, stream=True)
     began = time.monotonic()

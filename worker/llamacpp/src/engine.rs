@@ -48,7 +48,7 @@ pub(crate) struct Request {
     pub(crate) matcher: Option<Matcher>,
     /// Whether the text is sent as it is generated.
     pub(crate) is_streamed: bool,
-    /// The text that comes before that of the model: the prompt, if the client wants it.
+    /// The prompt, if the client wants it before the generated text; else empty.
     pub(crate) prefix: String,
     pub(crate) returns: Returns,
 }
@@ -161,11 +161,11 @@ impl Job {
 
 /// The engine of one instance.
 pub(crate) struct Engine<'m> {
-    pub(crate) model: SharedModel,
-    pub(crate) context: LlamaContext<'m>,
-    pub(crate) outputs: OutputPositions,
-    pub(crate) gauges: Gauges,
-    pub(crate) batch_tokens: usize,
+    model: SharedModel,
+    context: LlamaContext<'m>,
+    outputs: OutputPositions,
+    gauges: Gauges,
+    batch_tokens: usize,
     batch: LlamaBatch<'static>,
     slots: Vec<Slot>,
     /// Requests that wait for sequences, in the order of their arrival.

@@ -125,7 +125,7 @@ impl<'a> Context<'a> {
     /// Reads what the server passes to `pharos_backend_create`.
     ///
     /// # Safety
-    /// The pointer is that of the server, and the call has not returned.
+    /// The server has passed the pointer, and `pharos_backend_create` has not returned.
     pub(crate) unsafe fn read(raw: *const pharos_context) -> Option<Self> {
         // SAFETY: the caller guarantees it; the table lives as long as the process.
         let (raw, table) = unsafe {
@@ -240,7 +240,7 @@ impl<'a> Batch<'a> {
     /// Takes what the server passes to `pharos_backend_execute`.
     ///
     /// # Safety
-    /// The pointers are those of the server, and the call has not returned.
+    /// The server has passed the pointers, and `pharos_backend_execute` has not returned.
     pub(crate) unsafe fn new(
         host: Host,
         batch: *const interface::pharos_batch,

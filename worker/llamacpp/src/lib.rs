@@ -1,7 +1,7 @@
 //! The backend `llamacpp`: language models in GGUF files, run by llama.cpp, with the tensors of
 //! Triton's vllm_backend.
 //!
-//! The server calls three functions, and this library calls those of the server (`host`). A request
+//! The server calls three functions of this library, which calls functions of the server (`host`). A request
 //! becomes tokens and parameters on the server's thread, and is then answered by the thread of the
 //! engine (`engine`), which runs all requests together.
 
@@ -51,7 +51,8 @@ impl Instance {
         let (requests, received) = channel();
         let (report, loaded) = channel();
         let engine = {
-            let (model, settings) = (model.clone(), settings.clone());
+            let model = model.clone();
+            let settings = settings.clone();
             let outputs = output_positions(&context.outputs());
             let gauges = Gauges {
                 running: context.gauge("pharos_llm_running_requests"),
@@ -300,7 +301,7 @@ pub unsafe extern "C" fn pharos_backend_execute(
     batch: *const pharos_batch,
     outputs: *mut pharos_outputs,
 ) -> pharos_code {
-    // SAFETY: the instance is that of `pharos_backend_create`.
+    // SAFETY: `pharos_backend_create` has made the instance.
     let Some(instance) = (unsafe { instance.cast::<Instance>().as_ref() }) else {
         return Failure::internal("").code;
     };
@@ -321,7 +322,7 @@ pub unsafe extern "C" fn pharos_backend_execute(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pharos_backend_destroy(instance: *mut c_void) {
     if !instance.is_null() {
-        // SAFETY: the instance is that of `pharos_backend_create`, and is not used afterwards.
+        // SAFETY: `pharos_backend_create` has made the instance, and nothing uses it afterwards.
         drop(unsafe { Box::from_raw(instance.cast::<Instance>()) });
     }
 }

@@ -1,8 +1,8 @@
 //! The choice of the next token from the logits of the model.
 //!
 //! The order of the steps is vLLM's: allowed tokens and the structure of the text, bias, penalties,
-//! temperature, `min_p`, `top_k` and `top_p`. Log probabilities are those of the model, before all
-//! of these.
+//! temperature, `min_p`, `top_k` and `top_p`. The model's log probabilities are
+//! returned, before all of these steps.
 
 use std::collections::{HashMap, HashSet};
 

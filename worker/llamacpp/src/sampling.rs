@@ -1,4 +1,4 @@
-//! The parameters of sampling of a request: those of vLLM, as Triton's vllm_backend takes them.
+//! The parameters of sampling of a request, with vLLM's names, as Triton's vllm_backend takes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -227,14 +227,21 @@ fn tokens(name: &str, value: &Value) -> Result<BTreeSet<i32>, Failure> {
 
 fn biases(value: &Value) -> Result<BTreeMap<i32, f32>, Failure> {
     let members = value.as_object().filter(|members| members.len() <= MAX_TOKENS_IN_LIST);
-    let bias = |(token, bias): (&String, &Value)| {
-        let bias = bias.as_f64().filter(|bias| bias.is_finite())? as f32;
-        Some((token.parse().ok().filter(|token| *token >= 0)?, bias))
-    };
-    members.and_then(|members| members.iter().map(bias).collect()).ok_or_else(|| {
+    let biases = members.and_then(|members| {
+        members.iter().map(|(token, bias)| Some((token_id(token)?, finite(bias)?))).collect()
+    });
+    biases.ok_or_else(|| {
         let allowed = format!("an object with at most {MAX_TOKENS_IN_LIST} token ids and numbers");
         wrong("logit_bias", value, &allowed)
     })
+}
+
+fn token_id(text: &str) -> Option<i32> {
+    text.parse().ok().filter(|token| *token >= 0)
+}
+
+fn finite(value: &Value) -> Option<f32> {
+    value.as_f64().filter(|number| number.is_finite()).map(|number| number as f32)
 }
 
 /// Reads vLLM's `structured_outputs`.

@@ -91,6 +91,12 @@ impl Member {
         self.in_flight.is_empty() && self.deferred.is_empty()
     }
 
+    /// Returns whether it was full, and a deferred request has ended since. `limit` is the number of
+    /// deferred requests that its model allows.
+    pub(super) fn has_room_again(&self, limit: usize) -> bool {
+        self.is_full && self.deferred.len() < limit
+    }
+
     /// Removes a batch that is no longer in flight.
     fn take(&mut self, position: usize) -> InFlight {
         let batch = self.in_flight.remove(position);
@@ -300,7 +306,7 @@ impl Driver {
         let now = clock::now();
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
-            if member.is_full && member.deferred.len() < self.config.max_open_requests {
+            if member.has_room_again(self.config.max_open_requests) {
                 member.is_full = false;
                 state.scheduler.batch_done(instance, now);
             }

@@ -497,10 +497,9 @@ impl Driver {
             if matches!(booked, Ok(Some(_))) {
                 state.last_answered = clock::now();
             }
-            let has_room = state.members.get(&instance).is_some_and(|member| {
-                member.is_full && member.deferred.len() < self.config.max_open_requests
-            });
-            (booked, has_room)
+            let limit = self.config.max_open_requests;
+            let member = state.members.get(&instance);
+            (booked, member.is_some_and(|member| member.has_room_again(limit)))
         };
         if has_room {
             self.deferred_ended(instance);
