@@ -138,7 +138,7 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
-    if matches!(config.backend.as_str(), "torchserve" | "vllm") {
+    if matches!(config.backend.as_str(), "onnxruntime_genai" | "torchserve" | "vllm") {
         // An archive may set parameters, such as the timeouts of its workers, and a language model
         // has a chat template.
         for (key, value) in answer.parameters {

@@ -338,7 +338,7 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
 /// Returns whether models of a backend are placed on GPUs by default.
 fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
     match backend {
-        "python" | "pytorch" | "torchserve" | "vllm" => true,
+        "onnxruntime_genai" | "python" | "pytorch" | "torchserve" | "vllm" => true,
         "onnxruntime" => completion.no_cuda_provider.is_none(),
         _ => false,
     }

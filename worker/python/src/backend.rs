@@ -26,7 +26,8 @@ use crate::request::InferenceRequest;
 use crate::response::InferenceResponse;
 
 /// The backends whose models run in Python.
-const NAMES: [&str; 6] = ["python", "pytorch", "sklearn", "torchserve", "vllm", "xgboost"];
+const NAMES: [&str; 7] =
+    ["onnxruntime_genai", "python", "pytorch", "sklearn", "torchserve", "vllm", "xgboost"];
 
 /// The time that the model has measured for copying the inputs of the current batch to a device, in
 /// nanoseconds.

@@ -38,7 +38,7 @@ use sandbox::Sandbox;
 pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
 /// The backends of the Python package.
-const PYTHON: [&str; 5] = ["python", "pytorch", "sklearn", "vllm", "xgboost"];
+const PYTHON: [&str; 6] = ["onnxruntime_genai", "python", "pytorch", "sklearn", "vllm", "xgboost"];
 
 /// Triton's parameter that names a model's environment.
 pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
