@@ -33,6 +33,7 @@ use super::series::{ModelSeries, RequestSeries, Times};
 use super::source::LabelSet;
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
+use super::tokens::Counted;
 use super::transaction::Transactions;
 
 pub use super::cell::Cell;
@@ -280,7 +281,13 @@ impl Cache {
 
     /// Adds the series of tokens to a model that generates text.
     pub fn model_generates(&self, series: &ModelSeries) {
-        series.cells.tokens.switch_on();
+        series.cells.tokens.count(Counted::All);
+        series.define(&self.registry(), &self.clock);
+    }
+
+    /// Adds the series of tokens of prompts to a model that makes vectors or scores of texts.
+    pub fn model_reads_texts(&self, series: &ModelSeries) {
+        series.cells.tokens.count(Counted::Prompts);
         series.define(&self.registry(), &self.clock);
     }
 

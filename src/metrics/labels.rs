@@ -56,6 +56,16 @@ named_enum! {
         ChatCompletion => "chat_completion",
         /// A completion of OpenAI's API.
         Completion => "completion",
+        /// Embeddings of OpenAI's API.
+        Embeddings => "embeddings",
+        /// Documents in the order of their relevance.
+        Rerank => "rerank",
+        /// Scores of pairs of texts.
+        Score => "score",
+        /// The tokens of a text.
+        Tokenize => "tokenize",
+        /// The text of tokens.
+        Detokenize => "detokenize",
         /// The list of the models that are ready, for clients that send requests to them.
         Models => "models",
         /// The list of models.
@@ -131,6 +141,11 @@ impl Route {
                 | Self::GenerateStream
                 | Self::ChatCompletion
                 | Self::Completion
+                | Self::Embeddings
+                | Self::Rerank
+                | Self::Score
+                | Self::Tokenize
+                | Self::Detokenize
                 | Self::Predict
                 | Self::StreamPredict
                 | Self::Explain

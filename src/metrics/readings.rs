@@ -22,7 +22,7 @@ use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
 use super::reading::{Details, Histogram, Number, Reading};
 use super::series::{ModelReading, ModelSeries, RequestReading};
-use super::source::{LabelSet, ModelValue, Scale, Source, Stage, TenantValue};
+use super::source::{LabelSet, ModelValue, Scale, Source, Stage, TenantValue, TokenValue};
 use super::unit::TimeUnit;
 
 /// A callback for the labels of a series and its value.
@@ -295,8 +295,9 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                     }),
                 );
             }
-            ModelValue::Tenant(TenantValue::PromptTokens | TenantValue::GeneratedTokens)
-                if !cells.tokens.is_on() => {}
+            ModelValue::Tenant(TenantValue::PromptTokens)
+                if !cells.tokens.has(TokenValue::Prompt) => {}
+            ModelValue::Tenant(TenantValue::GeneratedTokens) if !cells.tokens.is_on() => {}
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
                     let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
@@ -345,7 +346,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Stream(value) if cells.responses.is_on() => {
                 cells.streams.read(value, self.details)?
             }
-            ModelValue::Tokens(value) if cells.tokens.is_on() => {
+            ModelValue::Tokens(value) if cells.tokens.has(value) => {
                 cells.tokens.read(value, self.details)?
             }
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),

@@ -2,7 +2,7 @@
 //! counted once, where its response leaves the model, whatever the protocol of the client is.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use pharos_base::timeline::Instant;
 
@@ -97,11 +97,22 @@ impl TokenProgress {
     }
 }
 
+/// The tokens of a model that are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// None: the model has no texts.
+    None,
+    /// Those of prompts: the model makes vectors or scores of texts.
+    Prompts,
+    /// All: the model generates text.
+    All,
+}
+
 /// The tokens of one model.
 #[derive(Debug, Default)]
 pub(super) struct TokenCells {
-    /// Whether the model generates text; other models have no such series.
-    on: AtomicBool,
+    /// Which tokens are counted, as the number of a [`Counted`].
+    counted: AtomicU8,
     prompt: Count,
     cached: Count,
     generated: Count,
@@ -113,12 +124,21 @@ pub(super) struct TokenCells {
 }
 
 impl TokenCells {
+    /// Whether the model generates text.
     pub(super) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.counted.load(Ordering::Relaxed) == Counted::All as u8
     }
 
-    pub(super) fn switch_on(&self) {
-        self.on.store(true, Ordering::Relaxed);
+    /// Whether the model has a series of a value.
+    pub(super) fn has(&self, value: TokenValue) -> bool {
+        match value {
+            TokenValue::Prompt => self.counted.load(Ordering::Relaxed) != Counted::None as u8,
+            _ => self.is_on(),
+        }
+    }
+
+    pub(super) fn count(&self, counted: Counted) {
+        self.counted.store(counted as u8, Ordering::Relaxed);
     }
 
     /// Returns the values of this moment, with the requested details of the distributions; `None`
@@ -129,7 +149,7 @@ impl TokenCells {
             None => OnceLock::new(),
         };
         Self {
-            on: AtomicBool::new(self.is_on()),
+            counted: AtomicU8::new(self.counted.load(Ordering::Relaxed)),
             prompt: self.prompt.clone(),
             cached: self.cached.clone(),
             generated: self.generated.clone(),

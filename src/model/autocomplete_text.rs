@@ -1,13 +1,15 @@
 //! Fills in the tensors of models that an engine for text runs (the tensors of Triton's vllm_backend,
-//! with additions), and what the files of these models say about prompts.
+//! with additions; see `pooling` for models with other tasks), and what the files of these models say about prompts.
 
 use super::config::ModelConfig;
 use super::generation::{
-    FINISH_REASON, NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, SAMPLING_PARAMETERS,
-    TEXT_INPUT, TEXT_OUTPUT,
+    FINISH_REASON, NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, OPERATION,
+    PROMPT_LOGPROBS, PROMPT_TOKEN_IDS, RETURN_PROMPT_TOKEN_IDS, SAMPLING_PARAMETERS, TEXT_INPUT,
+    TEXT_OUTPUT,
 };
+use super::pooling::{EMBEDDING, NORMALIZE, SCORE, TEXT, TEXT_PAIR, TRUNCATE};
 use super::proto::{self, ModelInput, ModelOutput, ModelParameter, ModelTransactionPolicy};
-use crate::model::gguf::GgufMetadata;
+use crate::model::gguf::{GgufMetadata, Pooling};
 use crate::tensor::DataType;
 
 /// The backend of GGUF files.
@@ -20,64 +22,146 @@ pub const BOS_TOKEN: &str = "bos_token";
 /// The parameter with the token that ends a text, for the chat template.
 pub const EOS_TOKEN: &str = "eos_token";
 
-/// The parameter with the number of choices that the engine generates together.
+/// The parameter with the number of choices or texts that the engine runs together.
 const MAX_SEQUENCES: &str = "max_sequences";
-const DEFAULT_SEQUENCES: u32 = 4;
 
-const INPUTS: [(&str, DataType); 9] = [
-    (TEXT_INPUT, DataType::Bytes),
-    ("stream", DataType::Bool),
-    (SAMPLING_PARAMETERS, DataType::Bytes),
-    ("exclude_input_in_output", DataType::Bool),
-    ("return_finish_reason", DataType::Bool),
-    ("return_logprobs", DataType::Bool),
-    ("return_num_input_tokens", DataType::Bool),
-    ("return_num_output_tokens", DataType::Bool),
-    ("return_token_ids", DataType::Bool),
+/// The parameter with the most tokens of a request.
+pub const CONTEXT_LENGTH: &str = "context_length";
+/// The context of a model that was trained for a longer one, unless its configuration says
+/// otherwise: memory for it is reserved for each sequence.
+const DEFAULT_CONTEXT: u64 = 4096;
+
+/// The parameter that says what a model is for; by default, its file says so.
+const TASK: &str = "task";
+
+/// A tensor: its name, the type and the number of its elements.
+type Row = (&'static str, DataType, i64);
+
+/// Inputs that all tasks have.
+const COMMON_INPUTS: [Row; 4] = [
+    (OPERATION, DataType::Bytes, 1),
+    (PROMPT_TOKEN_IDS, DataType::Uint32, -1),
+    ("add_special_tokens", DataType::Bool, 1),
+    (RETURN_PROMPT_TOKEN_IDS, DataType::Bool, 1),
+];
+const COMMON_OUTPUTS: [Row; 2] =
+    [(PROMPT_TOKEN_IDS, DataType::Uint32, -1), (NUM_INPUT_TOKENS, DataType::Uint32, -1)];
+
+const GENERATE_INPUTS: [Row; 9] = [
+    (TEXT_INPUT, DataType::Bytes, 1),
+    ("stream", DataType::Bool, 1),
+    (SAMPLING_PARAMETERS, DataType::Bytes, 1),
+    ("exclude_input_in_output", DataType::Bool, 1),
+    ("return_finish_reason", DataType::Bool, 1),
+    ("return_logprobs", DataType::Bool, 1),
+    ("return_num_input_tokens", DataType::Bool, 1),
+    ("return_num_output_tokens", DataType::Bool, 1),
+    ("return_token_ids", DataType::Bool, 1),
+];
+const GENERATE_OUTPUTS: [Row; 8] = [
+    (TEXT_OUTPUT, DataType::Bytes, -1),
+    (FINISH_REASON, DataType::Bytes, -1),
+    ("stop_reason", DataType::Bytes, -1),
+    ("logprobs", DataType::Bytes, -1),
+    (PROMPT_LOGPROBS, DataType::Bytes, -1),
+    ("token_ids", DataType::Uint32, -1),
+    (NUM_CACHED_TOKENS, DataType::Uint32, -1),
+    (NUM_OUTPUT_TOKENS, DataType::Uint32, -1),
 ];
 
-const OUTPUTS: [(&str, DataType); 8] = [
-    (TEXT_OUTPUT, DataType::Bytes),
-    (FINISH_REASON, DataType::Bytes),
-    ("stop_reason", DataType::Bytes),
-    ("logprobs", DataType::Bytes),
-    ("token_ids", DataType::Uint32),
-    (NUM_INPUT_TOKENS, DataType::Uint32),
-    (NUM_CACHED_TOKENS, DataType::Uint32),
-    (NUM_OUTPUT_TOKENS, DataType::Uint32),
-];
+const EMBED_INPUTS: [Row; 3] =
+    [(TEXT, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1), (NORMALIZE, DataType::Bool, 1)];
+const EMBED_OUTPUTS: [Row; 2] =
+    [(EMBEDDING, DataType::Fp32, -1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+
+const SCORE_INPUTS: [Row; 3] =
+    [(TEXT, DataType::Bytes, 1), (TEXT_PAIR, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1)];
+const SCORE_OUTPUTS: [Row; 2] = [(SCORE, DataType::Fp32, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+
+/// The tensors of a task.
+struct Tensors {
+    inputs: &'static [Row],
+    outputs: &'static [Row],
+    /// Whether a request may have several responses.
+    is_decoupled: bool,
+    /// The requests that the engine runs together, unless the configuration says otherwise.
+    default_sequences: u32,
+}
+
+impl Tensors {
+    /// Returns the tensors of the task of the configuration, or of the file. The engine refuses an
+    /// unknown task.
+    fn of(config: &proto::ModelConfig, file: Option<&GgufMetadata>) -> Self {
+        let own = config.parameters.get(TASK).map(|parameter| parameter.string_value.as_str());
+        let of_file = match file.and_then(|file| file.pooling) {
+            None => "generate",
+            Some(Pooling::Embedding) => "embed",
+            Some(Pooling::Score) => "score",
+        };
+        match own.unwrap_or(of_file) {
+            "embed" => Self {
+                inputs: &EMBED_INPUTS,
+                outputs: &EMBED_OUTPUTS,
+                is_decoupled: false,
+                default_sequences: 32,
+            },
+            "score" => Self {
+                inputs: &SCORE_INPUTS,
+                outputs: &SCORE_OUTPUTS,
+                is_decoupled: false,
+                default_sequences: 32,
+            },
+            _ => Self {
+                inputs: &GENERATE_INPUTS,
+                outputs: &GENERATE_OUTPUTS,
+                is_decoupled: true,
+                default_sequences: 4,
+            },
+        }
+    }
+}
 
 /// Fills in the tensors, unless the configuration has some, and the parameters for prompts that it
 /// lacks.
 pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>) {
+    let tensors = Tensors::of(config, file);
     if config.input.is_empty() && config.output.is_empty() {
-        let input = |(name, datatype): &(&str, DataType)| ModelInput {
+        let input = |(name, datatype, elements): &Row| ModelInput {
             name: (*name).to_owned(),
             data_type: i32::from(datatype.number()),
-            dims: vec![1],
-            optional: *name != TEXT_INPUT,
+            dims: vec![*elements],
+            optional: ![TEXT_INPUT, TEXT].contains(name),
             ..ModelInput::default()
         };
-        let output = |(name, datatype): &(&str, DataType)| ModelOutput {
+        let output = |(name, datatype, elements): &Row| ModelOutput {
             name: (*name).to_owned(),
             data_type: i32::from(datatype.number()),
-            dims: vec![-1],
+            dims: vec![*elements],
             ..ModelOutput::default()
         };
-        config.input = INPUTS.iter().map(input).collect();
-        config.output = OUTPUTS.iter().map(output).collect();
-        config.model_transaction_policy.get_or_insert(ModelTransactionPolicy { decoupled: true });
+        config.input = tensors.inputs.iter().chain(&COMMON_INPUTS).map(input).collect();
+        config.output = tensors.outputs.iter().chain(&COMMON_OUTPUTS).map(output).collect();
+        let decoupled = tensors.is_decoupled;
+        config.model_transaction_policy.get_or_insert(ModelTransactionPolicy { decoupled });
     }
-    // One more request than the engine runs: it waits there, and the others in the server's queue,
-    // which has limits, priorities and metrics.
+    // One more request than the engine runs, or those of the next step: they wait there, and the
+    // others in the server's queue, which has limits, priorities and metrics.
     let sequences = config.parameters.get(MAX_SEQUENCES);
     let sequences: Option<u32> =
-        sequences.map_or(Some(DEFAULT_SEQUENCES), |own| own.string_value.parse().ok());
+        sequences.map_or(Some(tensors.default_sequences), |own| own.string_value.parse().ok());
     if let Some(sequences) = sequences {
-        let most = ModelParameter { string_value: sequences.saturating_add(1).to_string() };
+        let most = match tensors.is_decoupled {
+            true => sequences.saturating_add(1),
+            false => sequences.saturating_mul(2),
+        };
+        let most = ModelParameter { string_value: most.to_string() };
         config.parameters.entry(ModelConfig::MAX_OPEN_REQUESTS.to_owned()).or_insert(most);
     }
     let Some(file) = file else { return };
+    if let Some(length) = file.context_length {
+        let length = ModelParameter { string_value: length.min(DEFAULT_CONTEXT).to_string() };
+        config.parameters.entry(CONTEXT_LENGTH.to_owned()).or_insert(length);
+    }
     let texts = [
         (CHAT_TEMPLATE, &file.chat_template),
         (BOS_TOKEN, &file.bos_token),

@@ -23,6 +23,21 @@ pub const NUM_CACHED_TOKENS: &str = "num_cached_tokens";
 /// The output with the number of tokens that a response has generated.
 pub const NUM_OUTPUT_TOKENS: &str = "num_output_tokens";
 
+/// The input that says what the model does with the prompt: [`TOKENIZE`], [`DETOKENIZE`], or the
+/// model's task if it is absent.
+pub const OPERATION: &str = "operation";
+/// The value of [`OPERATION`] of a request for the tokens of a text.
+pub const TOKENIZE: &str = "tokenize";
+/// The value of [`OPERATION`] of a request for the text of tokens.
+pub const DETOKENIZE: &str = "detokenize";
+/// The input with a prompt as tokens, in place of its text, and the output with the tokens of the
+/// prompt.
+pub const PROMPT_TOKEN_IDS: &str = "prompt_token_ids";
+/// The input that says whether the output with the tokens of the prompt is wanted.
+pub const RETURN_PROMPT_TOKEN_IDS: &str = "return_prompt_token_ids";
+/// The output with the log probabilities of the prompt's tokens, as JSON.
+pub const PROMPT_LOGPROBS: &str = "prompt_logprobs";
+
 /// The output with the reason of the end of each choice; `None` or empty before it.
 pub const FINISH_REASON: &str = "finish_reason";
 

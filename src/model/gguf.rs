@@ -28,6 +28,30 @@ pub struct GgufMetadata {
     pub bos_token: Option<String>,
     /// The token that ends a text.
     pub eos_token: Option<String>,
+    /// The most tokens of a text in the training.
+    pub context_length: Option<u64>,
+    /// How the vectors of a text's tokens become one result; `None` for a model that generates text.
+    pub pooling: Option<Pooling>,
+}
+
+/// How a model that does not generate text makes one result from the vectors of a text's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The result is an embedding: the mean, or the vector of one token.
+    Embedding,
+    /// The result is the score of a pair of texts.
+    Score,
+}
+
+impl Pooling {
+    /// Returns what a number of llama.cpp's `llama_pooling_type` means.
+    fn numbered(number: u64) -> Option<Self> {
+        match number {
+            1..=3 => Some(Self::Embedding),
+            4 => Some(Self::Score),
+            _ => None,
+        }
+    }
 }
 
 /// Why a file cannot be read.
@@ -83,6 +107,13 @@ pub fn metadata(file: &[u8]) -> Result<GgufMetadata, GgufError> {
             }
             ("tokenizer.ggml.bos_token_id", _) => first = reader.natural(kind)?,
             ("tokenizer.ggml.eos_token_id", _) => last = reader.natural(kind)?,
+            // The keys of a model begin with the name of its architecture.
+            (key, _) if key.ends_with(".context_length") => {
+                found.context_length = reader.natural(kind)?;
+            }
+            (key, _) if key.ends_with(".pooling_type") => {
+                found.pooling = reader.natural(kind)?.and_then(Pooling::numbered);
+            }
             _ => reader.skip(kind)?,
         }
     }
@@ -249,8 +280,23 @@ mod tests {
                 chat_template: Some("{{ messages }}".to_owned()),
                 bos_token: Some("<s>".to_owned()),
                 eos_token: Some("</s>".to_owned()),
+                context_length: Some(2048),
+                pooling: None,
             })
         );
+    }
+
+    #[test]
+    fn the_pooling_says_what_a_model_is_for() {
+        let pooling = |number: u32| {
+            let file = file(&[entry("bert.pooling_type", 4, &number.to_le_bytes())]);
+            metadata(&file).unwrap().pooling
+        };
+        assert_eq!([0, 1, 2, 3, 9].map(pooling), {
+            let some = Some(Pooling::Embedding);
+            [None, some, some, some, None]
+        });
+        assert_eq!(pooling(4), Some(Pooling::Score));
     }
 
     #[test]

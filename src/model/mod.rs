@@ -26,6 +26,7 @@ mod lexer;
 mod load_limits;
 mod normalize;
 pub mod onnx;
+pub mod pooling;
 mod proto;
 mod ragged;
 mod render;
@@ -44,7 +45,7 @@ mod warnings;
 pub use agents::Checksum;
 pub use autocomplete_code::CodeLocation;
 pub use autocomplete_detection::may_auto_complete;
-pub use autocomplete_text::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, LLAMACPP};
+pub use autocomplete_text::{BOS_TOKEN, CHAT_TEMPLATE, CONTEXT_LENGTH, EOS_TOKEN, LLAMACPP};
 pub use check::Checked;
 pub use completion::Completion;
 pub use config::{

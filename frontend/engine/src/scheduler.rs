@@ -41,6 +41,7 @@ use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::generation::GenerationForm;
+use pharos::model::pooling::PoolingTask;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::rate_limiter::{self, RateLimiter};
 use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
@@ -124,8 +125,10 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
     response_cache: Option<ModelResponseCache>,
-    /// Whether the model generates text, whose tokens are counted.
+    /// Whether the model generates text.
     generates_text: bool,
+    /// Whether the tokens of the model are counted: of prompts and of generated text.
+    counts_tokens: bool,
     /// Whether an instance executes other files than the model was loaded with, so that no
     /// response may be stored or found.
     caching_stopped: AtomicBool,
@@ -211,6 +214,8 @@ impl Driver {
             }
             Self {
                 generates_text: GenerationForm::of(&config).is_some(),
+                counts_tokens: GenerationForm::of(&config).is_some()
+                    || PoolingTask::of(&config).is_some(),
                 config,
                 model: series.model().clone(),
                 series,

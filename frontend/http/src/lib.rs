@@ -68,11 +68,14 @@ pub(crate) struct Edge {
     settings: Arc<Settings>,
     /// The time of its creation at the start of the server, in seconds since 1970.
     created: u64,
+    /// The language models that clients have asked.
+    models: Arc<pharos_openai::Models>,
 }
 
 impl Edge {
     fn new(service: SharedService, settings: Settings) -> Self {
-        Self { service, settings: Arc::new(settings), created: clock::wall_ms() / 1000 }
+        let created = clock::wall_ms() / 1000;
+        Self { service, settings: Arc::new(settings), created, models: Arc::default() }
     }
 
     /// Reads the whole body of a request that has only a few members.

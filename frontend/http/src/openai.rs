@@ -4,7 +4,9 @@
 use std::future::ready;
 
 use http::StatusCode;
+use pharos::model::CONTEXT_LENGTH;
 use pharos::service::Route;
+use pharos_openai::Adapter;
 use serde::Serialize;
 
 use super::answer::post;
@@ -19,12 +21,9 @@ const TENSORS: &str = "POST /v2/models/MODEL/infer or /v1/models/MODEL:predict";
 
 /// The paths of OpenAI's API at which clients send requests to models, each with what this server
 /// has instead.
-const UNAVAILABLE: [(&str, &str); 11] = [
+const UNAVAILABLE: [(&str, &str); 8] = [
     ("/v1/responses", TEXT),
-    ("/v1/embeddings", TENSORS),
     ("/v1/moderations", TENSORS),
-    ("/v1/rerank", TENSORS),
-    ("/v1/score", TENSORS),
     ("/v1/images/generations", TENSORS),
     ("/v1/images/edits", TENSORS),
     ("/v1/images/variations", TENSORS),
@@ -41,12 +40,19 @@ pub(super) struct ModelList<'a> {
 }
 
 impl<'a> ModelList<'a> {
-    /// Returns the list of the models with these names.
-    pub(super) fn new(edge: &'a Edge, names: impl IntoIterator<Item = &'a str>) -> Self {
-        Self {
-            object: "list",
-            data: names.into_iter().map(|name| Model::new(edge, name)).collect(),
+    /// Returns the list of the models with these names, each before its adapters.
+    pub(super) fn new(
+        edge: &'a Edge,
+        names: impl IntoIterator<Item = &'a str>,
+        adapters: &'a [Adapter],
+    ) -> Self {
+        let mut data = Vec::new();
+        for name in names {
+            data.push(Model::new(edge, name, None));
+            let own = adapters.iter().filter(|adapter| adapter.model == name);
+            data.extend(own.map(|adapter| Model::new(edge, &adapter.name, Some(name))));
         }
+        Self { object: "list", data }
     }
 }
 
@@ -58,15 +64,26 @@ pub(super) struct Model<'a> {
     /// The start of the server, in seconds since 1970.
     created: u64,
     owned_by: &'a str,
+    /// The model that an adapter belongs to (vLLM's extension).
+    parent: Option<&'a str>,
+    /// The most tokens of a request, if the configuration says it (vLLM's extension).
+    max_model_len: Option<u64>,
 }
 
 impl<'a> Model<'a> {
-    pub(super) fn new(edge: &'a Edge, name: &'a str) -> Self {
+    /// Returns a model, or an adapter of the model `parent`.
+    pub(super) fn new(edge: &'a Edge, name: &'a str, parent: Option<&'a str>) -> Self {
+        let config = edge.service.model_config(parent.unwrap_or(name), "");
+        let length = config.ok().and_then(|config| {
+            config.parameters.get(CONTEXT_LENGTH).and_then(|length| length.parse().ok())
+        });
         Self {
             id: name,
             object: "model",
             created: edge.created,
             owned_by: edge.service.server_name(),
+            parent,
+            max_model_len: length,
         }
     }
 }

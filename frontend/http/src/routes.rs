@@ -40,7 +40,8 @@ pub(crate) fn table(
 ) -> Routes<Edge> {
     let fallbacks =
         Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
-    let router = pharos_openai::add_to(declared(), edge.service.clone(), edge.settings.clone());
+    let (service, settings) = (edge.service.clone(), edge.settings.clone());
+    let router = pharos_openai::add_to(declared(), service, settings, edge.models.clone());
     router.build(edge, policy, fallbacks)
 }
 

@@ -72,7 +72,8 @@ struct List<'a> {
 async fn list(edge: Edge, _: Routed) -> HandlerResult {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    let openai = openai::ModelList::new(&edge, names.iter().copied());
+    let adapters = edge.models.adapters(&*edge.service).await;
+    let openai = openai::ModelList::new(&edge, names.iter().copied(), &adapters);
     answer::json_of(&List { models: &names, openai })
 }
 
@@ -94,13 +95,23 @@ async fn ready(edge: Edge, mut routed: Routed) -> HandlerResult {
             return answer::json_of(&Ready {
                 name: &model,
                 ready: true,
-                openai: openai::Model::new(&edge, &model),
+                openai: openai::Model::new(&edge, &model, None),
             });
         }
         // Treat a malformed version like one that is not ready.
         Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => {
             match edge.service.model_metadata(&model, &version) {
-                Err(error) if error.reason == Reason::UnknownModel => error,
+                Err(error) if error.reason == Reason::UnknownModel => {
+                    let base = edge.models.base_of(&*edge.service, &model).await;
+                    if base != model && version.is_empty() {
+                        return answer::json_of(&Ready {
+                            name: &model,
+                            ready: true,
+                            openai: openai::Model::new(&edge, &model, Some(&base)),
+                        });
+                    }
+                    error
+                }
                 _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
             }
         }

@@ -503,7 +503,7 @@ mod tests {
     fn extra_arguments_reach_the_engine() {
         let request = parse(r#","vllm_xargs":{"a":1},"kv_transfer_params":{"b":2}"#).unwrap();
         assert_eq!(
-            request.sampling.to_vllm(None),
+            request.sampling.to_vllm(None, None),
             r#"{"extra_args":{"a":1,"kv_transfer_params":{"b":2}}}"#
         );
     }

@@ -11,7 +11,7 @@ use pharos_os::clock;
 
 use crate::answer::Failure;
 use crate::chat::{ChatRequest, ToolChoice};
-use crate::choice::{Delta as ChoiceDelta, Finish, Parsers, ToolMode};
+use crate::choice::{Finish, Parsers, ToolMode};
 use crate::contract::Prompt;
 use crate::edge::{Edge, RequestId, log_unknown, on_a_thread_if, random_id, refuse_unsupported};
 use crate::error::ApiError;
@@ -19,8 +19,8 @@ use crate::events::Chunks;
 use crate::generation::{Deltas, Generation};
 use crate::message::{Content, Message};
 use crate::models::TextModel;
-use crate::respond::{Form, Running, respond};
-use crate::response::logprobs::LogprobsForm;
+use crate::respond::{Form, Running, Whole, respond};
+use crate::response::logprobs::{LogprobsForm, prompt_logprobs};
 use crate::response::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatMessage, Delta, Extensions, Head,
     ToolCall, ToolCallDelta, Usage, to_json, write_event,
@@ -70,6 +70,9 @@ async fn begin(
         &request.options,
         &Prompt {
             text: &prompt,
+            tokens: None,
+            // The template writes them.
+            add_special_tokens: Some(request.prompt.add_special_tokens).filter(|flag| *flag),
             sampling: &request.sampling,
             default_max_tokens: model.default_max_tokens,
             stream: request.options.stream.is_some(),
@@ -141,7 +144,7 @@ fn tools_of(
 }
 
 /// Renders the prompt, on another thread if the messages are long. Returns the request too.
-async fn render(
+pub(crate) async fn render(
     request: ChatRequest,
     model: &Arc<TextModel>,
     name: &str,
@@ -245,7 +248,9 @@ impl ChatForm {
 }
 
 impl Form for ChatForm {
-    fn whole(&self, choices: Vec<ChoiceDelta>, usage: Option<Usage>) -> Vec<u8> {
+    fn whole(&self, whole: Whole) -> Vec<u8> {
+        let Whole { choices, usage, prompts } = whole;
+        let prompt = prompts.into_iter().next().unwrap_or_default();
         let choices = (0..).zip(choices).map(|(index, choice)| {
             let Finish { reason, stop_reason } = choice.finish.unwrap_or_default();
             let tool_calls = tool_calls(choice.tools);
@@ -268,7 +273,11 @@ impl Form for ChatForm {
             head: self.head.clone(),
             choices: choices.collect(),
             usage,
-            extensions: Extensions::default(),
+            extensions: Extensions {
+                prompt_logprobs: prompt.logprobs.as_deref().and_then(prompt_logprobs),
+                prompt_token_ids: prompt.token_ids,
+                ..Extensions::default()
+            },
         })
     }
 }

@@ -1,25 +1,15 @@
 //! Requests of `POST /v1/completions`.
 
-use serde_json::value::RawValue;
-
 use crate::error::ApiError;
-use crate::json::{Budget, Fields, bounded_list, invalid};
+use crate::json::{Budget, Fields};
 use crate::options::RequestOptions;
+pub use crate::prompt::Prompt;
 use crate::sampling::{Form, MAX_LOGPROBS, MAX_N, Sampling, small};
 
 /// The most prompts of a request.
 pub const MAX_PROMPTS: usize = 1_024;
 /// The limit of output tokens of a request that sets none, as OpenAI and vLLM have it.
 pub const DEFAULT_MAX_TOKENS: u64 = 16;
-
-/// One prompt, never empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Prompt {
-    /// A text.
-    Text(String),
-    /// Token ids.
-    Tokens(Vec<u32>),
-}
 
 /// A checked request of `POST /v1/completions`.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +39,7 @@ impl CompletionRequest {
         let mut budget = Budget::new();
         let options = RequestOptions::read(&mut fields, &mut budget)?;
         let Some(prompt) = fields.take("prompt") else { return Err(fields.missing("prompt")) };
-        let prompts = read_prompts(prompt)?;
+        let prompts = Prompt::read_all(prompt, "prompt", MAX_PROMPTS)?;
 
         if fields.take("suffix").is_some_and(|suffix| suffix.get() != "\"\"") {
             return Err(ApiError::invalid_field(
@@ -85,42 +75,6 @@ impl CompletionRequest {
     /// Returns the number of choices of the response.
     pub fn choices(&self) -> usize {
         self.prompts.len() * self.sampling.choices_per_prompt() as usize
-    }
-}
-
-/// Reads prompts into typed lists at once: token ids take the space of the client's text at most
-/// twice.
-fn read_prompts(value: &RawValue) -> Result<Vec<Prompt>, ApiError> {
-    let text = value.get();
-    let first_element = text.strip_prefix('[').unwrap_or_default().trim_start();
-    let prompts = if text.starts_with('"') {
-        serde_json::from_str(text).ok().map(|text| vec![Prompt::Text(text)])
-    } else if first_element.starts_with('"') {
-        bounded_list::<String>(text, MAX_PROMPTS)
-            .map(|texts| texts.into_iter().map(Prompt::Text).collect())
-    } else if first_element.starts_with('[') {
-        bounded_list::<Vec<u32>>(text, MAX_PROMPTS)
-            .map(|lists| lists.into_iter().map(Prompt::Tokens).collect())
-    } else {
-        serde_json::from_str(text).ok().map(|tokens| vec![Prompt::Tokens(tokens)])
-    };
-    let allowed = format_args!(
-        "a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of either, none of them empty"
-    );
-    match prompts {
-        Some(prompts) if !prompts.is_empty() && !prompts.iter().any(Prompt::is_empty) => {
-            Ok(prompts)
-        }
-        _ => Err(invalid("prompt", text, allowed)),
-    }
-}
-
-impl Prompt {
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::Text(text) => text.is_empty(),
-            Self::Tokens(tokens) => tokens.is_empty(),
-        }
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! - that of Triton's vllm_backend: `text_input` and `sampling_parameters` (JSON) to `text_output`,
 //!   `finish_reason`, `num_input_tokens`, `num_output_tokens` and `logprobs`. Optional additions are
-//!   `token_ids`, `stop_reason` (JSON) and `num_cached_tokens`;
+//!   `token_ids`, `stop_reason` (JSON), `num_cached_tokens`, `prompt_token_ids` (also an input) and
+//!   `prompt_logprobs`;
 //! - that of TensorRT-LLM's models in Triton: `text_input`, `max_tokens` and a tensor for each
 //!   further parameter.
 //!
@@ -18,7 +19,8 @@ use pharos::infer::{InferInput, InferResponse};
 use pharos::metrics::record::TokenCounts;
 use pharos::model::generation::{
     FINISH_REASON, GenerationForm, MAX_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS,
-    SAMPLING_PARAMETERS, TEXT_INPUT, TEXT_OUTPUT, integers, token_counts,
+    PROMPT_LOGPROBS, PROMPT_TOKEN_IDS, RETURN_PROMPT_TOKEN_IDS, SAMPLING_PARAMETERS, TEXT_INPUT,
+    TEXT_OUTPUT, integers, token_counts,
 };
 use pharos::model::{ModelConfig, TensorSpec};
 use pharos::tensor::{DataType, Tensor, bytes_elements, push_bytes_element};
@@ -31,16 +33,19 @@ use crate::sampling::Sampling;
 
 const LOGPROBS: &str = "logprobs";
 const TOKEN_IDS: &str = "token_ids";
+/// The input that says whether the model adds the special tokens that it expects to a text.
+pub(crate) const ADD_SPECIAL_TOKENS: &str = "add_special_tokens";
 
 /// The limit of tokens of a request that sets none, where the engine knows the context.
 const UNLIMITED: u64 = i32::MAX as u64;
 
 /// Inputs that make a model of the form of vllm_backend return an output, and the output.
-const FLAGS: [Flag; 4] = [
+const FLAGS: [Flag; 5] = [
     Flag { input: "return_finish_reason", output: FINISH_REASON },
     Flag { input: "return_num_input_tokens", output: NUM_INPUT_TOKENS },
     Flag { input: "return_num_output_tokens", output: NUM_OUTPUT_TOKENS },
     Flag { input: "return_token_ids", output: TOKEN_IDS },
+    Flag { input: RETURN_PROMPT_TOKEN_IDS, output: PROMPT_TOKEN_IDS },
 ];
 
 struct Flag {
@@ -52,6 +57,8 @@ struct Flag {
 #[derive(Clone, Debug)]
 pub(crate) struct Contract {
     model: String,
+    /// The name of the adapter (LoRA) of the requests.
+    adapter: Option<String>,
     form: GenerationForm,
     inputs: BTreeMap<String, Input>,
     outputs: BTreeSet<String>,
@@ -71,11 +78,16 @@ struct Input {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt<'a> {
     pub(crate) text: &'a str,
+    /// The prompt as tokens; the text is then empty.
+    pub(crate) tokens: Option<&'a [u32]>,
+    /// Whether the model adds the special tokens that it expects to a text; `None` for its default.
+    pub(crate) add_special_tokens: Option<bool>,
     pub(crate) sampling: &'a Sampling,
     /// The limit of tokens if the client sets none; `None` for the rest of the context.
     pub(crate) default_max_tokens: Option<u64>,
     /// Whether responses may arrive one by one.
     pub(crate) stream: bool,
+    /// Whether the tokens of prompt and output are wanted.
     pub(crate) token_ids: bool,
 }
 
@@ -87,12 +99,23 @@ impl Contract {
         let input = |spec: &TensorSpec| Input { datatype: spec.datatype, rank: spec.dims.len() };
         Some(Self {
             model: config.name.clone(),
+            adapter: None,
             form,
             inputs: inputs.map(|spec| (spec.name.clone(), input(spec))).collect(),
             outputs: config.outputs.iter().map(|spec| spec.name.clone()).collect(),
             has_batch: config.max_batch_size > 0,
             is_decoupled: config.decoupled,
         })
+    }
+
+    /// Returns the name of the model.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Returns the contract of the model with an adapter.
+    pub(crate) fn with_adapter(&self, name: &str) -> Self {
+        Self { adapter: Some(name.to_owned()), ..self.clone() }
     }
 
     /// Returns the inputs of a request.
@@ -102,6 +125,19 @@ impl Contract {
     pub(crate) fn inputs(&self, prompt: &Prompt<'_>) -> Result<Vec<InferInput>, ApiError> {
         let mut inputs = Vec::with_capacity(8);
         inputs.push(self.strings(TEXT_INPUT, &[prompt.text])?);
+        if let Some(tokens) = prompt.tokens {
+            if !self.inputs.contains_key(PROMPT_TOKEN_IDS) {
+                return Err(self.refuse("prompt as token ids", PROMPT_TOKEN_IDS));
+            }
+            inputs.push(self.tokens(tokens));
+        }
+        if let Some(flag) = prompt.add_special_tokens {
+            if self.inputs.contains_key(ADD_SPECIAL_TOKENS) {
+                inputs.push(self.boolean(ADD_SPECIAL_TOKENS, flag));
+            } else if !flag {
+                return Err(self.refuse(ADD_SPECIAL_TOKENS, ADD_SPECIAL_TOKENS));
+            }
+        }
         if self.inputs.contains_key("stream") {
             inputs.push(self.boolean("stream", prompt.stream && self.is_decoupled));
         }
@@ -121,15 +157,20 @@ impl Contract {
     /// Adds the inputs of a model with the tensors of vllm_backend.
     fn add_vllm(&self, prompt: &Prompt<'_>, inputs: &mut Vec<InferInput>) -> Result<(), ApiError> {
         let limit = prompt.default_max_tokens.unwrap_or(UNLIMITED);
-        inputs.push(self.strings(SAMPLING_PARAMETERS, &[&prompt.sampling.to_vllm(Some(limit))])?);
+        let sampling = prompt.sampling.to_vllm(Some(limit), self.adapter.as_deref());
+        inputs.push(self.strings(SAMPLING_PARAMETERS, &[&sampling])?);
         for flag in &FLAGS {
-            let is_wanted = flag.output != TOKEN_IDS || prompt.token_ids;
+            let is_of_tokens = [TOKEN_IDS, PROMPT_TOKEN_IDS].contains(&flag.output);
+            let is_wanted = !is_of_tokens || prompt.token_ids;
             if is_wanted
                 && self.inputs.contains_key(flag.input)
                 && self.outputs.contains(flag.output)
             {
                 inputs.push(self.boolean(flag.input, true));
             }
+        }
+        if prompt.sampling.prompt_logprobs.is_some() && !self.outputs.contains(PROMPT_LOGPROBS) {
+            return Err(self.refuse(PROMPT_LOGPROBS, PROMPT_LOGPROBS));
         }
         if prompt.sampling.logprobs.is_some() {
             if !self.outputs.contains(LOGPROBS) {
@@ -148,9 +189,10 @@ impl Contract {
         prompt: &Prompt<'_>,
         inputs: &mut Vec<InferInput>,
     ) -> Result<(), ApiError> {
-        let set: Map<String, Value> =
-            serde_json::from_str(&prompt.sampling.to_vllm(prompt.default_max_tokens))
-                .unwrap_or_default();
+        let set: Map<String, Value> = serde_json::from_str(
+            &prompt.sampling.to_vllm(prompt.default_max_tokens, self.adapter.as_deref()),
+        )
+        .unwrap_or_default();
         if !set.contains_key(MAX_TOKENS) {
             return Err(ApiError::invalid_field(
                 "max_tokens",
@@ -246,6 +288,19 @@ impl Contract {
         Ok(self.input(name, DataType::Bytes, rank, texts.len(), data))
     }
 
+    fn tokens(&self, tokens: &[u32]) -> InferInput {
+        let name = PROMPT_TOKEN_IDS;
+        let Input { datatype, rank } =
+            self.inputs.get(name).copied().unwrap_or(Input { datatype: DataType::Uint32, rank: 1 });
+        let data = match datatype {
+            DataType::Int64 | DataType::Uint64 => {
+                tokens.iter().flat_map(|id| u64::from(*id).to_le_bytes()).collect()
+            }
+            _ => tokens.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        };
+        self.input(name, datatype, rank, tokens.len(), data)
+    }
+
     fn boolean(&self, name: &str, flag: bool) -> InferInput {
         let rank = self.inputs.get(name).map_or(1, |input| input.rank);
         self.input(name, DataType::Bool, rank, 1, vec![u8::from(flag)])
@@ -271,6 +326,10 @@ impl Contract {
 /// What one response of a model adds.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
+    /// The tokens of the prompt, in the first response that has them.
+    pub(crate) prompt_token_ids: Vec<u32>,
+    /// The log probabilities of the prompt's tokens as JSON, in the first response that has them.
+    pub(crate) prompt_logprobs: Option<String>,
     /// The choices in order.
     pub(crate) choices: Vec<ChoiceStep>,
     /// The numbers of tokens, if the model counts them.
@@ -325,10 +384,10 @@ impl Step {
                             parse_vllm(json).map_err(InferError::internal)?;
                     }
                 }
-                TOKEN_IDS => {
-                    let ids = integers(tensor).ok_or_else(|| violation(&output.name))?;
-                    step.choice(0).token_ids =
-                        ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
+                TOKEN_IDS => step.choice(0).token_ids = token_ids(&output.name, tensor)?,
+                PROMPT_TOKEN_IDS => step.prompt_token_ids = token_ids(&output.name, tensor)?,
+                PROMPT_LOGPROBS => {
+                    step.prompt_logprobs = strings(&output.name, tensor)?.into_iter().next();
                 }
                 _ => {}
             }
@@ -344,7 +403,20 @@ impl Step {
     }
 }
 
-fn strings(name: &str, tensor: &Tensor) -> Result<Vec<String>, InferError> {
+/// Returns the token ids of an output.
+///
+/// # Errors
+/// The output has no integers.
+pub(crate) fn token_ids(name: &str, tensor: &Tensor) -> Result<Vec<u32>, InferError> {
+    let ids = integers(tensor).ok_or_else(|| violation(name))?;
+    Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
+}
+
+/// Returns the texts of an output.
+///
+/// # Errors
+/// The output has no strings.
+pub(crate) fn strings(name: &str, tensor: &Tensor) -> Result<Vec<String>, InferError> {
     let bytes = tensor.data.as_slice();
     let elements = bytes_elements(&bytes).map(|element| {
         element.map(|text| String::from_utf8_lossy(text).into_owned()).map_err(|_| violation(name))
@@ -352,9 +424,11 @@ fn strings(name: &str, tensor: &Tensor) -> Result<Vec<String>, InferError> {
     elements.collect()
 }
 
-fn violation(name: &str) -> InferError {
+/// Returns the failure of a model that violates its contract.
+pub(crate) fn violation(name: &str) -> InferError {
     InferError::internal(format!(
-        "the output '{name}' of the model is not what a model that generates text returns there"
+        "the output '{name}' of the model is not what its contract says: see the guide of language \
+         models"
     ))
 }
 
@@ -394,6 +468,8 @@ mod tests {
         let sampling = sampling(members);
         let prompt = Prompt {
             text: "hi",
+            tokens: None,
+            add_special_tokens: None,
             sampling: &sampling,
             default_max_tokens: None,
             stream: true,

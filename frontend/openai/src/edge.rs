@@ -38,8 +38,12 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    pub(crate) fn new(service: SharedService, settings: Arc<HttpSettings>) -> Self {
-        Self { service, settings, models: Arc::default() }
+    pub(crate) fn new(
+        service: SharedService,
+        settings: Arc<HttpSettings>,
+        models: Arc<Models>,
+    ) -> Self {
+        Self { service, settings, models }
     }
 }
 
@@ -97,23 +101,36 @@ impl Edge {
         Ok(on_a_thread_if(is_long, move || parse(&body)).await??)
     }
 
-    /// Returns the model that a request names, loaded.
+    /// Returns the model that a request names, loaded, if it generates text.
     pub(crate) async fn model_of(
         &self,
         call: &mut Call,
         options: &RequestOptions,
         headers: &HeaderMap,
     ) -> Result<(String, Arc<TextModel>), Failure> {
+        self.enter_model(call, options, headers).await?;
+        let name = options.model.clone().unwrap_or_default();
+        let model = self.models.get(&*self.service, &name).await?;
+        Ok((name, model))
+    }
+
+    /// Returns the name of the model that a request names, itself or by an adapter, loaded.
+    pub(crate) async fn enter_model(
+        &self,
+        call: &mut Call,
+        options: &RequestOptions,
+        headers: &HeaderMap,
+    ) -> Result<String, Failure> {
         let Some(name) = options.model.clone() else {
             let text = "model is required: GET /v1/models lists the models";
             return Err(ApiError::invalid_field("model", text).into());
         };
+        let name = self.models.base_of(&*self.service, &name).await;
         call.begin_trace(&name, headers);
         call.name_model(&name, "");
         call.forward(&self.settings.forward, headers)?;
         self.service.demand(&name, "", 0).await?;
-        let model = self.models.get(&*self.service, &name).await?;
-        Ok((name, model))
+        Ok(name)
     }
 
     /// Begins the inference of a prompt.
@@ -126,7 +143,7 @@ impl Edge {
         prompt: &Prompt<'_>,
     ) -> Result<Box<dyn Responses>, Failure> {
         let mut request = InferRequest {
-            model_name: head.model.clone(),
+            model_name: model.contract.model().to_owned(),
             id: head.id.clone(),
             inputs: model.contract.inputs(prompt)?,
             ..InferRequest::default()
@@ -150,7 +167,6 @@ pub(crate) fn refuse_unsupported(
 ) -> Result<(), ApiError> {
     let refused = [
         ("stream_interval", options.stream_interval.is_some_and(|tokens| tokens > 1)),
-        ("prompt_logprobs", sampling.prompt_logprobs.is_some()),
         ("priority", sampling.priority.is_some_and(|priority| priority != 0)),
     ];
     match refused.iter().find(|(_, is_set)| *is_set) {
@@ -174,6 +190,21 @@ pub(crate) fn finish_failed(call: Call, id: &RequestId, failure: &Failure) -> Re
     let mut response = failure.response();
     id.add_to(&mut response);
     call.finish(response, Some(failure.reason))
+}
+
+/// Ends a request with its JSON, or with its failure.
+pub(crate) fn finish_with(
+    call: Call,
+    id: &RequestId,
+    answer: Result<Vec<u8>, Failure>,
+) -> Response {
+    match answer {
+        Ok(body) => {
+            call.has_responded();
+            call.finish(json(id, body), None)
+        }
+        Err(failure) => finish_failed(call, id, &failure),
+    }
 }
 
 /// Returns JSON with status 200.

@@ -35,8 +35,17 @@ struct Run {
     prompt_tokens: Option<u64>,
     cached_tokens: Option<u64>,
     output_tokens: Option<u64>,
+    prompt: PromptDetails,
     /// Whether a response was taken.
     has_begun: bool,
+}
+
+/// What a model returns of a prompt, if the client wants it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PromptDetails {
+    pub(crate) token_ids: Option<Vec<u32>>,
+    /// JSON: the log probabilities of its tokens.
+    pub(crate) logprobs: Option<String>,
 }
 
 impl Generation {
@@ -61,6 +70,7 @@ impl Generation {
             prompt_tokens: None,
             cached_tokens: None,
             output_tokens: None,
+            prompt: PromptDetails::default(),
             has_begun: false,
         });
     }
@@ -77,6 +87,11 @@ impl Generation {
             }
         }
         Some(usage)
+    }
+
+    /// Returns what the models have returned of the prompts, in their order.
+    pub(crate) fn prompts(&mut self) -> Vec<PromptDetails> {
+        self.runs.iter_mut().map(|run| std::mem::take(&mut run.prompt)).collect()
     }
 
     /// Returns the times of the request, as of the latest response.
@@ -167,6 +182,10 @@ impl Run {
         if let Some(tokens) = step.tokens.generated {
             self.output_tokens = Some(self.output_tokens.unwrap_or(0).saturating_add(tokens));
         }
+        if !step.prompt_token_ids.is_empty() {
+            self.prompt.token_ids = Some(step.prompt_token_ids);
+        }
+        self.prompt.logprobs = step.prompt_logprobs.or(self.prompt.logprobs.take());
         let choices = (self.first..).zip(&mut self.choices).zip(step.choices);
         for ((index, choice), step) in choices {
             let delta = choice.push(step);

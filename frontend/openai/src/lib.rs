@@ -17,6 +17,7 @@ pub mod completion;
 mod completions;
 mod contract;
 mod edge;
+pub mod embeddings;
 pub mod error;
 mod events;
 mod generation;
@@ -25,20 +26,27 @@ mod marker;
 pub mod message;
 mod models;
 pub mod options;
+mod pooling;
+mod prompt;
 pub mod reasoning;
 mod respond;
 pub mod response;
 mod routes;
 pub mod sampling;
+pub mod scores;
 pub mod stop;
 pub mod structured;
 pub mod template;
+pub mod tokenize;
+mod tokenizer;
 pub mod tools;
 
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use error::ApiError;
 pub use json::{MAX_DEPTH, MAX_VALUES};
+pub use models::{Adapter, Models};
+pub use prompt::Prompt;
 pub use routes::add_to;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Models that generate text, with their contract, their chat template and their parsers. These are
 //! read with the first request to a model, and again after each load.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -9,6 +9,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
 use pharos_os::blocking;
+use serde_json::Value;
 
 use crate::answer::Failure;
 use crate::contract::Contract;
@@ -24,12 +25,17 @@ const TOOL_PARSER: &str = "tool_call_parser";
 const REASONING_PARSER: &str = "reasoning_parser";
 const DEFAULT_MAX_TOKENS: &str = "default_max_tokens";
 
+/// The file with the adapters of a model by their names, as Triton's vllm_backend has it.
+const ADAPTERS: &str = "multi_lora.json";
+/// The most adapters of a model.
+const MAX_ADAPTERS: usize = 4096;
+
 /// A model that generates text.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TextModel {
     pub(crate) contract: Contract,
     /// `None` if the model has no chat template, as base models have none.
-    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) template: Option<Arc<ChatTemplate>>,
     pub(crate) tool_parser: Option<ToolParser>,
     pub(crate) reasoning_parser: Option<ReasoningParser>,
     /// The limit of tokens of a chat that sets none.
@@ -38,7 +44,7 @@ pub(crate) struct TextModel {
 
 /// The models that were asked, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Models(Mutex<HashMap<String, Known>>);
+pub struct Models(Mutex<HashMap<String, Known>>);
 
 /// A model as of one load.
 #[derive(Debug)]
@@ -47,10 +53,21 @@ struct Known {
     config: Weak<ModelConfig>,
     /// A failure stays until the next load, so that it is found and logged once.
     model: Result<Arc<TextModel>, Failure>,
+    /// The model with each of its adapters, by the adapter's name.
+    adapters: BTreeMap<String, Arc<TextModel>>,
+}
+
+/// An adapter that clients may name in place of its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// The model that it belongs to.
+    pub model: String,
 }
 
 impl Models {
-    /// Returns a model that is ready.
+    /// Returns a model that is ready, by its name or that of one of its adapters.
     ///
     /// # Errors
     /// The model is unknown or not ready, does not generate text, or its chat template or its
@@ -60,17 +77,94 @@ impl Models {
         service: &dyn Service,
         name: &str,
     ) -> Result<Arc<TextModel>, Failure> {
-        let config = service.model_config(name, "")?;
+        let unknown = match service.model_config(name, "") {
+            Ok(config) => return self.read(service, name, config).await,
+            Err(error) => error,
+        };
+        self.find_adapter(service, name).await.ok_or_else(|| unknown.into())
+    }
+
+    /// Returns the name of the model that a client names: itself, or by one of its adapters.
+    pub async fn base_of(&self, service: &dyn Service, name: &str) -> String {
+        let is_model = service.model_config(name, "").is_ok();
+        let adapted = match is_model {
+            true => None,
+            false => self.find_adapter(service, name).await,
+        };
+        adapted.map_or_else(|| name.to_owned(), |model| model.contract.model().to_owned())
+    }
+
+    /// Returns the adapters of the models that are ready, in the order of models and names.
+    pub async fn adapters(&self, service: &dyn Service) -> Vec<Adapter> {
+        self.read_all(service).await;
+        let models = self.0.lock();
+        let current = models.iter().filter(|(name, known)| known.is_current(service, name));
+        let adapters = current.flat_map(|(model, known)| {
+            let names = known.adapters.keys().cloned();
+            names.map(|name| Adapter { name, model: model.clone() })
+        });
+        let mut adapters: Vec<Adapter> = adapters.collect();
+        adapters.sort_by(|one, other| (&one.model, &one.name).cmp(&(&other.model, &other.name)));
+        adapters
+    }
+
+    async fn find_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {
+        if let Some(found) = self.known_adapter(service, name) {
+            return Some(found);
+        }
+        self.read_all(service).await;
+        self.known_adapter(service, name)
+    }
+
+    fn known_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {
+        let models = self.0.lock();
+        let mut current = models.iter().filter(|(model, known)| known.is_current(service, model));
+        current.find_map(|(_, known)| known.adapters.get(name).cloned())
+    }
+
+    /// Reads the models that generate text and that were not read yet.
+    async fn read_all(&self, service: &dyn Service) {
+        let index = service.repository_index(true).await.unwrap_or_default();
+        let names: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
+        for name in names {
+            if let Ok(config) = service.model_config(&name, "")
+                && Contract::of(&config).is_some()
+            {
+                // A failure is in the log, and the answer to the first request to the model.
+                let _ = self.read(service, &name, config).await;
+            }
+        }
+    }
+
+    async fn read(
+        &self,
+        service: &dyn Service,
+        name: &str,
+        config: Arc<ModelConfig>,
+    ) -> Result<Arc<TextModel>, Failure> {
         if let Some(known) = self.0.lock().get(name)
             && known.config.as_ptr() == Arc::as_ptr(&config)
         {
             return known.model.clone();
         }
         let model = TextModel::read(service, name, &config).await.map(Arc::new);
+        let names = match &model {
+            Ok(_) => adapters_of(service, name).await,
+            Err(_) => Ok(Vec::new()),
+        };
+        let (model, names) = match names {
+            Ok(names) => (model, names),
+            Err(failure) => (Err(failure), Vec::new()),
+        };
         if matches!(&model, Err(Failure { reason: Reason::NotReady | Reason::UnknownModel, .. })) {
             return model;
         }
-        let known = Known { config: Arc::downgrade(&config), model: model.clone() };
+        let adapted = names.into_iter().filter_map(|name| {
+            let model = model.as_ref().ok()?.with_adapter(&name);
+            Some((name, Arc::new(model)))
+        });
+        let adapters = adapted.collect();
+        let known = Known { config: Arc::downgrade(&config), model: model.clone(), adapters };
         let mut models = self.0.lock();
         // Models that are not loaded any more.
         models.retain(|_, known| known.config.strong_count() > 0);
@@ -79,7 +173,36 @@ impl Models {
     }
 }
 
+impl Known {
+    /// Whether it is the model as it is loaded now.
+    fn is_current(&self, service: &dyn Service, name: &str) -> bool {
+        let now = service.model_config(name, "");
+        now.is_ok_and(|config| self.config.as_ptr() == Arc::as_ptr(&config))
+    }
+}
+
+/// Returns the names of the adapters of a model.
+async fn adapters_of(service: &dyn Service, name: &str) -> Result<Vec<String>, Failure> {
+    let Some(file) = service.model_file(name, "", ADAPTERS).await? else { return Ok(Vec::new()) };
+    let read = serde_json::from_slice::<BTreeMap<String, Value>>(&file);
+    match read {
+        Ok(adapters) if adapters.len() <= MAX_ADAPTERS => Ok(adapters.into_keys().collect()),
+        Ok(adapters) => {
+            let count = adapters.len();
+            let why =
+                format!("'{ADAPTERS}' has {count} adapters; at most {MAX_ADAPTERS} are allowed");
+            Err(broken(name, &why))
+        }
+        Err(error) => Err(broken(name, &format!("'{ADAPTERS}' is not an object: {error}"))),
+    }
+}
+
 impl TextModel {
+    /// Returns the model with an adapter.
+    fn with_adapter(&self, name: &str) -> Self {
+        Self { contract: self.contract.with_adapter(name), ..self.clone() }
+    }
+
     async fn read(
         service: &dyn Service,
         name: &str,
@@ -115,7 +238,7 @@ impl TextModel {
             .transpose()?;
         Ok(Self {
             contract,
-            template: template_of(service, name, config).await?,
+            template: template_of(service, name, config).await?.map(Arc::new),
             tool_parser,
             reasoning_parser,
             default_max_tokens,

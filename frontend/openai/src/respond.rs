@@ -10,7 +10,7 @@ use crate::answer::Failure;
 use crate::choice::Delta;
 use crate::edge::{Edge, RequestId, event_stream, finish_failed, json};
 use crate::events::{Chunks, Events};
-use crate::generation::Generation;
+use crate::generation::{Generation, PromptDetails};
 use crate::response::Usage;
 
 /// A request whose inferences run.
@@ -22,10 +22,18 @@ pub(crate) struct Running<F> {
     pub(crate) is_streamed: bool,
 }
 
+/// What a request has led to.
+pub(crate) struct Whole {
+    pub(crate) choices: Vec<Delta>,
+    pub(crate) usage: Option<Usage>,
+    /// One for each prompt.
+    pub(crate) prompts: Vec<PromptDetails>,
+}
+
 /// The form of a response.
 pub(crate) trait Form: Chunks {
     /// Returns the JSON of a whole response.
-    fn whole(&self, choices: Vec<Delta>, usage: Option<Usage>) -> Vec<u8>;
+    fn whole(&self, whole: Whole) -> Vec<u8>;
 }
 
 /// Ends a request, or begins the stream that ends it.
@@ -44,7 +52,8 @@ pub(crate) async fn respond<F: Form>(
             Ok(choices) => {
                 call.has_responded();
                 call.set_times(generation.timeline());
-                let body = form.whole(choices, generation.usage());
+                let usage = generation.usage();
+                let body = form.whole(Whole { choices, usage, prompts: generation.prompts() });
                 call.finish(json(id, body), None)
             }
             Err(error) => finish_failed(call, id, &error.into()),

@@ -135,7 +135,7 @@ pub struct Head {
 }
 
 impl Head {
-    fn write<M: SerializeMap>(&self, object: &str, map: &mut M) -> Result<(), M::Error> {
+    pub(crate) fn write<M: SerializeMap>(&self, object: &str, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("id", &self.id)?;
         map.serialize_entry("object", object)?;
         map.serialize_entry("created", &self.created)?;

@@ -8,19 +8,22 @@ use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
 
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::Edge;
-use crate::{chat_completions, completions};
+use crate::models::Models;
+use crate::{chat_completions, completions, embeddings, scores, tokenize};
 
-/// Adds the paths of OpenAI's API to the table of a port.
+/// Adds the paths of OpenAI's API to the table of a port. `models` remembers the models that were
+/// asked.
 #[must_use]
 pub fn add_to<T>(
     router: Builder<T>,
     service: SharedService,
     settings: Arc<HttpSettings>,
+    models: Arc<Models>,
 ) -> Builder<T>
 where
     T: Clone + Send + Sync + 'static,
 {
-    let edge = Edge::new(service, settings);
+    let edge = Edge::new(service, settings, models);
     let mut declared = Builder::default();
     for prefix in ["/v1", "/openai/v1"] {
         let chat = Methods::post(handler(chat_completions::answer));
@@ -28,6 +31,21 @@ where
         declared = declared
             .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
             .route(&format!("{prefix}/completions"), Route::Completion, completion);
+    }
+    for prefix in ["/v1", "/openai/v1", ""] {
+        let tokenize = Methods::post(handler(tokenize::tokenize));
+        let detokenize = Methods::post(handler(tokenize::detokenize));
+        let rerank = Methods::post(handler(scores::rerank));
+        let score = Methods::post(handler(scores::pairs));
+        declared = declared
+            .route(&format!("{prefix}/rerank"), Route::Rerank, rerank)
+            .route(&format!("{prefix}/score"), Route::Score, score)
+            .route(&format!("{prefix}/tokenize"), Route::Tokenize, tokenize)
+            .route(&format!("{prefix}/detokenize"), Route::Detokenize, detokenize);
+    }
+    for prefix in ["/v1", "/openai/v1"] {
+        let embeddings = Methods::post(handler(embeddings::answer));
+        declared = declared.route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)

@@ -178,8 +178,10 @@ impl Sampling {
     ///
     /// `default_max_tokens` is used if the client set no limit. Without either, vLLM's own default
     /// of 16 tokens applies.
-    pub fn to_vllm(&self, default_max_tokens: Option<u64>) -> String {
+    /// `adapter` is the name of the adapter, for which vllm_backend has the parameter `lora_name`.
+    pub fn to_vllm(&self, default_max_tokens: Option<u64>, adapter: Option<&str>) -> String {
         let mut members = Map::new();
+        set(&mut members, "lora_name", adapter);
         set(&mut members, "n", self.n);
         set(&mut members, "presence_penalty", self.presence_penalty);
         set(&mut members, "frequency_penalty", self.frequency_penalty);
@@ -323,8 +325,8 @@ mod tests {
         let sampling = read(r#"{"temperature":null,"stop":null,"stop_token_ids":[],"n":null}"#);
         let sampling = sampling.unwrap();
         assert_eq!(sampling, Sampling::default());
-        assert_eq!(sampling.to_vllm(None), "{}");
-        assert_eq!(sampling.to_vllm(Some(16)), r#"{"max_tokens":16}"#);
+        assert_eq!(sampling.to_vllm(None, None), "{}");
+        assert_eq!(sampling.to_vllm(Some(16), None), r#"{"max_tokens":16}"#);
     }
 
     #[test]
@@ -340,7 +342,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            sampling.to_vllm(Some(16)),
+            sampling.to_vllm(Some(16), None),
             concat!(
                 r#"{"n":2,"presence_penalty":-2.0,"frequency_penalty":2.0,"repetition_penalty":1.1,"#,
                 r#""temperature":0.5,"top_p":1.0,"top_k":-1,"min_p":0.0,"seed":-7,"stop":["x"],"#,

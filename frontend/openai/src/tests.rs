@@ -24,7 +24,8 @@ fn routes(service: &EchoService) -> Routes<()> {
         ..HttpSettings::default()
     };
     let policy = settings.policy(service.shared());
-    let router = crate::add_to(Builder::default(), service.shared(), settings.into());
+    let router =
+        crate::add_to(Builder::default(), service.shared(), settings.into(), Default::default());
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.build((), policy, fallbacks)
 }

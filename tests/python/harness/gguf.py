@@ -25,6 +25,8 @@ CHAT_TEMPLATE = (
 COUNT = "one two three four five six seven eight nine".split()
 SIDES = "ace deuce trey cater cinque sice".split()
 CONTEXT_LENGTH = 32_768
+INNER = 64
+"""The width of the attention and of the layers, which do nothing."""
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 """Kinds of tokens."""
 
@@ -51,45 +53,88 @@ def followers(ids: dict) -> list:
     return pairs
 
 
-def write_model(path: Path, chat_template: str | None = CHAT_TEMPLATE):
-    """Writes the model."""
-    tokens = vocabulary()
+def write_model(path: Path, chat_template: str | None = CHAT_TEMPLATE, pooling: int | None = None):
+    """Writes the model. With `pooling`, a number of llama.cpp's `llama_pooling_type`, it makes embeddings: the embedding of a token has one
+    element that is not zero, at the position of the token's id."""
+    tokens, width = vocabulary(), embedding_width()
     ids = {text: number for number, (text, _) in enumerate(tokens)}
-    width = -(-len(tokens) // 64) * 64
-    inner = 64
-    embeddings = np.zeros((len(tokens), width), np.float32)
-    embeddings[range(len(tokens)), range(len(tokens))] = 1
     outputs = np.zeros((len(tokens), width), np.float32)
     for before, after in followers(ids):
         outputs[after, before] = 1
+    metadata = settings("llama", tokens)
+    if pooling is not None:
+        metadata["llama.pooling_type"] = pooling
+    if chat_template is not None:
+        metadata["tokenizer.chat_template"] = chat_template
+    path.write_bytes(encode(metadata, layers(width) | {"output.weight": outputs}))
+
+
+def write_scorer(path: Path):
+    """Writes a model that scores pairs of texts in the way of Qwen3's rerankers: the last token of the second text decides. From `one` to
+    `nine`, the logits of "yes" are 1 to 9, and those of "no" are 5."""
+    tokens, width = vocabulary(), embedding_width()
+    ids = {text: number for number, (text, _) in enumerate(tokens)}
+    head = np.zeros((2, width), np.float32)
+    for logit, word in enumerate(COUNT, 1):
+        # The norm multiplies the only element by the square root of the width.
+        head[:, ids[f"\u2581{word}"]] = np.array([logit, 5]) / np.sqrt(width)
+    metadata = settings("qwen3", tokens) | {"qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["yes", "no"]}
+    norms = {f"blk.0.attn_{name}_norm.weight": np.ones(INNER, np.float32) for name in "qk"}
+    path.write_bytes(encode(metadata, layers(width) | norms | {"cls.output.weight": head}))
+
+
+def write_adapter(path: Path, before: str, after: str):
+    """Writes an adapter (LoRA) of the model with which one word comes after another one."""
+    tokens, width = vocabulary(), embedding_width()
+    ids = {text: number for number, (text, _) in enumerate(tokens)}
+    first, second = np.zeros((1, width), np.float32), np.zeros((len(tokens), 1), np.float32)
+    first[0, ids[f"\u2581{before}"]] = 1
+    second[ids[f"\u2581{after}"], 0] = 9
+    metadata = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora", "adapter.lora.alpha": 1.0}
+    path.write_bytes(encode(metadata, {"output.weight.lora_a": first, "output.weight.lora_b": second}))
+
+
+def embedding_width() -> int:
+    """Returns the number of elements of an embedding: that of the tokens, rounded up."""
+    return -(-len(vocabulary()) // 64) * 64
+
+
+def layers(width: int) -> dict:
+    """Returns the tensors that do nothing but to look up the embedding of a token."""
+    count = len(vocabulary())
+    embeddings = np.zeros((count, width), np.float32)
+    embeddings[range(count), range(count)] = 1
     zeros = lambda *shape: np.zeros(shape, np.float32)  # noqa: E731
-    tensors = {
+    return {
         "token_embd.weight": embeddings,
         "output_norm.weight": np.ones(width, np.float32),
-        "output.weight": outputs,
         "blk.0.attn_norm.weight": np.ones(width, np.float32),
         "blk.0.ffn_norm.weight": np.ones(width, np.float32),
-        "blk.0.attn_q.weight": zeros(inner, width),
-        "blk.0.attn_k.weight": zeros(inner, width),
-        "blk.0.attn_v.weight": zeros(inner, width),
-        "blk.0.attn_output.weight": zeros(width, inner),
-        "blk.0.ffn_gate.weight": zeros(inner, width),
-        "blk.0.ffn_up.weight": zeros(inner, width),
-        "blk.0.ffn_down.weight": zeros(width, inner),
+        "blk.0.attn_q.weight": zeros(INNER, width),
+        "blk.0.attn_k.weight": zeros(INNER, width),
+        "blk.0.attn_v.weight": zeros(INNER, width),
+        "blk.0.attn_output.weight": zeros(width, INNER),
+        "blk.0.ffn_gate.weight": zeros(INNER, width),
+        "blk.0.ffn_up.weight": zeros(INNER, width),
+        "blk.0.ffn_down.weight": zeros(width, INNER),
     }
-    metadata = {
-        "general.architecture": "llama",
-        "general.name": "tests",
-        "llama.context_length": CONTEXT_LENGTH,
-        "llama.embedding_length": width,
-        "llama.block_count": 1,
-        "llama.feed_forward_length": inner,
-        "llama.attention.head_count": 1,
-        "llama.attention.head_count_kv": 1,
-        "llama.attention.key_length": inner,
-        "llama.attention.value_length": inner,
-        "llama.attention.layer_norm_rms_epsilon": 1e-6,
-        "llama.rope.dimension_count": inner,
+
+
+def settings(architecture: str, tokens: list) -> dict:
+    """Returns the metadata of a model of an architecture."""
+    own = {
+        "context_length": CONTEXT_LENGTH,
+        "embedding_length": embedding_width(),
+        "block_count": 1,
+        "feed_forward_length": INNER,
+        "attention.head_count": 1,
+        "attention.head_count_kv": 1,
+        "attention.key_length": INNER,
+        "attention.value_length": INNER,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": INNER,
+    }
+    return {"general.architecture": architecture, "general.name": "tests"} | {f"{architecture}.{name}": value for name, value in own.items()} | {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [text for text, _ in tokens],
         # Longer pieces are merged first.
@@ -99,10 +144,7 @@ def write_model(path: Path, chat_template: str | None = CHAT_TEMPLATE):
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
-    }
-    if chat_template is not None:
-        metadata["tokenizer.chat_template"] = chat_template
-    path.write_bytes(encode(metadata, tensors))
+    }  # fmt: skip
 
 
 def encode(metadata: dict, tensors: dict) -> bytes:

@@ -10,19 +10,22 @@
 //! as one response.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaLoraAdapter;
 use llama_cpp_2::token::LlamaToken;
 use llguidance::Matcher;
 use serde_json::{Map, Value, json};
 
+use crate::BatchSize;
 use crate::host::{Elements, Failure, Gauge, Output, Responder};
 use crate::model::SharedModel;
-use crate::sampler::{Logprob, Sampler};
+use crate::sampler::{Logprob, Sampler, logprobs};
 use crate::sampling::Sampling;
 use crate::text::{TextWriter, Written};
 
@@ -32,6 +35,9 @@ const SLOW_CLIENTS: Duration = Duration::from_millis(2);
 const SHORT_PREFIX: usize = 16;
 /// The time between two samples of the gauges while the engine runs.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// The most tokens of a prompt that a step computes if the client wants their probabilities.
+const MAX_PROMPT_ROWS: usize = 64;
 
 /// Returns the time, for the interval between samples of gauges.
 #[allow(clippy::disallowed_methods)] // The clocks of the server are in its own packages.
@@ -51,6 +57,8 @@ pub(crate) struct Request {
     /// The prompt, if the client wants it before the generated text; else empty.
     pub(crate) prefix: String,
     pub(crate) returns: Returns,
+    /// The position of the adapter in the model's list.
+    pub(crate) adapter: Option<usize>,
 }
 
 /// The outputs that a client wants besides the text.
@@ -60,6 +68,7 @@ pub(crate) struct Returns {
     pub(crate) counts: bool,
     pub(crate) logprobs: bool,
     pub(crate) token_ids: bool,
+    pub(crate) prompt_token_ids: bool,
 }
 
 /// The positions of the outputs in the configuration; `None` for an output that it lacks.
@@ -73,6 +82,10 @@ pub(crate) struct OutputPositions {
     pub(crate) num_input_tokens: Option<usize>,
     pub(crate) num_cached_tokens: Option<usize>,
     pub(crate) num_output_tokens: Option<usize>,
+    pub(crate) prompt_token_ids: Option<usize>,
+    pub(crate) prompt_logprobs: Option<usize>,
+    pub(crate) embedding: Option<usize>,
+    pub(crate) score: Option<usize>,
 }
 
 /// The gauges of an instance.
@@ -111,6 +124,12 @@ struct Sequence {
     processed: usize,
     /// The position in the batch of the logits of the next token.
     logits_at: Option<i32>,
+    /// Positions of the prompt whose probabilities the client wants and whose logits the step
+    /// computes.
+    prompt_rows: Vec<PromptRow>,
+    /// Whether the client wants probabilities of the prompt from this choice.
+    has_prompt_logprobs: bool,
+    adapter: Option<usize>,
     sampler: Sampler,
     matcher: Option<Matcher>,
     text: TextWriter,
@@ -118,9 +137,20 @@ struct Sequence {
     limit: usize,
 }
 
+/// A token of a prompt whose successor's probability is wanted.
+#[derive(Clone, Copy)]
+struct PromptRow {
+    /// Its position in the prompt.
+    position: usize,
+    /// The position in the batch of its logits.
+    row: i32,
+}
+
 /// A sequence of the KV cache.
 #[derive(Default)]
 struct Slot {
+    /// The adapter that has computed the tokens.
+    adapter: Option<usize>,
     /// The tokens that it has.
     cached: Vec<i32>,
     /// The number of the last request that it has served; 0 before the first.
@@ -136,6 +166,10 @@ struct Job {
     returns: Returns,
     prompt_tokens: u32,
     cached_tokens: u32,
+    /// The prompt, until the first response has it.
+    prompt_ids: Vec<u32>,
+    /// The probabilities of the prompt's tokens, until the first response has them.
+    prompt_logprobs: Vec<Value>,
     choices: Vec<Pending>,
     /// Choices that have not ended.
     open: usize,
@@ -172,6 +206,9 @@ pub(crate) struct Engine<'m> {
     waiting: VecDeque<Request>,
     jobs: BTreeMap<u64, Job>,
     next_job: u64,
+    adapters: Vec<LlamaLoraAdapter>,
+    /// The adapter that the context has.
+    adapter: Option<usize>,
     sampled_at: Option<Instant>,
 }
 
@@ -186,8 +223,8 @@ impl<'m> Engine<'m> {
     pub(crate) fn new(
         model: SharedModel,
         context: LlamaContext<'m>,
-        sequences: usize,
-        batch_tokens: usize,
+        adapters: Vec<LlamaLoraAdapter>,
+        batch: BatchSize,
         outputs: OutputPositions,
         gauges: Gauges,
     ) -> Self {
@@ -196,12 +233,14 @@ impl<'m> Engine<'m> {
             context,
             outputs,
             gauges,
-            batch_tokens,
-            batch: LlamaBatch::new(batch_tokens, 1),
-            slots: (0..sequences).map(|_| Slot::default()).collect(),
+            batch_tokens: batch.tokens,
+            batch: LlamaBatch::new(batch.tokens, 1),
+            slots: (0..batch.sequences).map(|_| Slot::default()).collect(),
             waiting: VecDeque::new(),
             jobs: BTreeMap::new(),
             next_job: 0,
+            adapters,
+            adapter: None,
             sampled_at: None,
         }
     }
@@ -211,6 +250,9 @@ impl<'m> Engine<'m> {
         while self.receive(requests) == Received::Continues {
             self.drop_cancelled();
             self.admit();
+            if let Err(why) = self.choose_adapter() {
+                self.fail_all(&why);
+            }
             if self.fill_batch() {
                 match self.context.decode(&mut self.batch) {
                     Ok(()) => self.sample(),
@@ -287,7 +329,7 @@ impl<'m> Engine<'m> {
     }
 
     fn begin(&mut self, request: Request) {
-        let Request { responder, prompt, sampling, matcher, is_streamed, prefix, returns } =
+        let Request { responder, prompt, sampling, matcher, is_streamed, prefix, returns, adapter } =
             request;
         let id = self.next_job;
         self.next_job += 1;
@@ -299,15 +341,23 @@ impl<'m> Engine<'m> {
             returns,
             prompt_tokens: prompt.len() as u32,
             cached_tokens: 0,
+            prompt_ids: match returns.prompt_token_ids {
+                true => prompt.iter().map(|token| token.cast_unsigned()).collect(),
+                false => Vec::new(),
+            },
+            // Nothing comes before the first token.
+            prompt_logprobs: sampling.prompt_logprobs.map(|_| Value::Null).into_iter().collect(),
             choices: Vec::new(),
             open: sampling.n as usize,
             sampling,
         };
         let random_seed = fastrand::u64(..);
         for choice in 0..job.sampling.n {
-            let (at, common) = self.best_slot(&prompt);
-            let kept = self.keep_prefix(at, common);
+            let has_prompt_logprobs = choice == 0 && job.sampling.prompt_logprobs.is_some();
+            let (at, common) = self.best_slot(&prompt, adapter);
+            let kept = self.keep_prefix(at, if has_prompt_logprobs { 0 } else { common });
             self.slots[at].used_at = id + 1;
+            self.slots[at].adapter = adapter;
             job.cached_tokens = job.cached_tokens.max(kept as u32);
             job.choices.push(Pending { text: prefix.clone(), ..Pending::default() });
             self.slots[at].sequence = Some(Sequence {
@@ -320,6 +370,9 @@ impl<'m> Engine<'m> {
                 prompt_length: prompt.len(),
                 processed: kept,
                 logits_at: None,
+                prompt_rows: Vec::new(),
+                has_prompt_logprobs,
+                adapter,
                 limit: wanted.min(room),
             });
         }
@@ -332,11 +385,11 @@ impl<'m> Engine<'m> {
     /// A long common beginning decides. Otherwise the sequence that was used least recently is
     /// taken, so that the others keep what may be used again; of unused ones the first, because
     /// llama.cpp computes neighbours together.
-    fn best_slot(&self, prompt: &[i32]) -> (usize, usize) {
+    fn best_slot(&self, prompt: &[i32], adapter: Option<usize>) -> (usize, usize) {
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.sequence.is_none());
         let rated = free.map(|(at, slot)| {
             let equal = slot.cached.iter().zip(prompt).take_while(|(old, new)| old == new).count();
-            let common = equal.min(prompt.len() - 1);
+            let common = if slot.adapter == adapter { equal.min(prompt.len() - 1) } else { 0 };
             let worth = if common < SHORT_PREFIX { 0 } else { common };
             (Reverse(worth), slot.used_at, at, common)
         });
@@ -361,6 +414,33 @@ impl<'m> Engine<'m> {
         kept
     }
 
+    /// Gives the context the adapter of the next step: each adapter that requests use has its turn,
+    /// because one step computes all of its sequences with one.
+    fn choose_adapter(&mut self) -> Result<(), String> {
+        let sequences = self.slots.iter().filter_map(|slot| slot.sequence.as_ref());
+        let wanted: BTreeSet<Option<usize>> = sequences.map(|sequence| sequence.adapter).collect();
+        let after = (Bound::Excluded(self.adapter), Bound::Unbounded);
+        let next = wanted.range(after).next().or(wanted.first()).copied();
+        let Some(next) = next.filter(|next| *next != self.adapter) else { return Ok(()) };
+        let outcome = match (next, self.adapter) {
+            (Some(next), _) => match self.adapters.get_mut(next) {
+                Some(adapter) => {
+                    self.context.lora_adapter_set(adapter, 1.0).map_err(|error| error.to_string())
+                }
+                None => Ok(()),
+            },
+            (None, Some(before)) => match self.adapters.get_mut(before) {
+                Some(adapter) => {
+                    self.context.lora_adapter_remove(adapter).map_err(|error| error.to_string())
+                }
+                None => Ok(()),
+            },
+            (None, None) => Ok(()),
+        };
+        self.adapter = next;
+        outcome.map_err(|why| format!("the adapter cannot be changed: {why}"))
+    }
+
     /// Collects the tokens of a step: of choices that are being generated first, then of prompts in
     /// the order of their arrival, while there is room. Returns whether there are any.
     ///
@@ -370,8 +450,15 @@ impl<'m> Engine<'m> {
         self.batch.clear();
         let mut wanted: Vec<(bool, u64, usize, usize)> = Vec::with_capacity(self.slots.len());
         for (at, slot) in self.slots.iter().enumerate() {
-            if let Some(sequence) = &slot.sequence {
+            if let Some(sequence) = &slot.sequence
+                && sequence.adapter == self.adapter
+            {
                 let missing = sequence.tokens.len() - sequence.processed;
+                // Rows of logits are large.
+                let missing = match sequence.has_prompt_logprobs {
+                    true => missing.min(MAX_PROMPT_ROWS),
+                    false => missing,
+                };
                 wanted.push((missing > 1, sequence.job, at, missing));
             }
         }
@@ -390,12 +477,19 @@ impl<'m> Engine<'m> {
             let end = sequence.processed + count;
             for position in sequence.processed..end {
                 let is_last = position + 1 == sequence.tokens.len();
+                let row = self.batch.n_tokens();
                 if is_last {
-                    sequence.logits_at = Some(self.batch.n_tokens());
+                    sequence.logits_at = Some(row);
+                }
+                let is_scored =
+                    sequence.has_prompt_logprobs && position + 1 < sequence.prompt_length;
+                if is_scored {
+                    sequence.prompt_rows.push(PromptRow { position, row });
                 }
                 let token = LlamaToken(sequence.tokens[position]);
                 // There is room: see above.
-                let _ = self.batch.add(token, position as i32, &[at as i32], is_last);
+                let has_logits = is_last || is_scored;
+                let _ = self.batch.add(token, position as i32, &[at as i32], has_logits);
             }
             slot.cached.extend_from_slice(&sequence.tokens[sequence.processed..end]);
             sequence.processed = end;
@@ -419,6 +513,14 @@ impl<'m> Engine<'m> {
     fn sample(&mut self) {
         for at in 0..self.slots.len() {
             let Some(mut sequence) = self.slots[at].sequence.take() else { continue };
+            for PromptRow { position, row } in sequence.prompt_rows.drain(..) {
+                let logits = self.context.get_logits_ith(row);
+                if let Some(job) = self.jobs.get_mut(&sequence.job) {
+                    let count = job.sampling.prompt_logprobs.unwrap_or(0);
+                    let found = logprobs(logits, sequence.tokens[position + 1], count);
+                    job.prompt_logprobs.push(logprobs_json(&self.model, &found));
+                }
+            }
             let Some(row) = sequence.logits_at.take() else {
                 self.slots[at].sequence = Some(sequence);
                 continue;
@@ -487,6 +589,11 @@ fn next_token(
     job: &mut Job,
     logits: &[f32],
 ) -> Result<bool, Failure> {
+    if sequence.limit == 0 {
+        // The client wants the probabilities of its prompt only.
+        job.choices[sequence.choice].finish = Some(Finish::length());
+        return Ok(false);
+    }
     let sampling = &job.sampling;
     let generated = sequence.tokens.len() - sequence.prompt_length;
     let too_early = (generated as u64) < sampling.min_tokens;
@@ -573,8 +680,15 @@ fn respond(outputs: &OutputPositions, job: &mut Job, is_last: bool) -> Result<()
         let finish = choice.finish.as_ref();
         finish.map_or_else(|| "null".to_owned(), |finish| finish.stop_reason.to_string())
     });
-    let logprobs = match job.returns.logprobs {
+    let probabilities = match job.returns.logprobs {
         true => strings(&|choice| Value::from(choice.logprobs.clone()).to_string()),
+        false => Vec::new(),
+    };
+    let prompt_ids = std::mem::take(&mut job.prompt_ids);
+    let prompt_logprobs = std::mem::take(&mut job.prompt_logprobs);
+    let has_prompt_logprobs = !prompt_logprobs.is_empty();
+    let prompt_logprobs = match has_prompt_logprobs {
+        true => vec![Value::from(prompt_logprobs).to_string()],
         false => Vec::new(),
     };
     let texts = choices.iter().map(|choice| choice.text.as_bytes()).collect();
@@ -592,8 +706,11 @@ fn respond(outputs: &OutputPositions, job: &mut Job, is_last: bool) -> Result<()
     add(outputs.text, true, Elements::Strings(texts));
     add(outputs.finish_reason, returns.finish_reason, Elements::Strings(bytes(&reasons)));
     add(outputs.stop_reason, returns.finish_reason, Elements::Strings(bytes(&stops)));
-    add(outputs.logprobs, returns.logprobs, Elements::Strings(bytes(&logprobs)));
+    add(outputs.logprobs, returns.logprobs, Elements::Strings(bytes(&probabilities)));
     add(outputs.token_ids, returns.token_ids, Elements::Naturals(ids));
+    add(outputs.prompt_token_ids, !prompt_ids.is_empty(), Elements::Naturals(&prompt_ids));
+    let prompt_probabilities = Elements::Strings(bytes(&prompt_logprobs));
+    add(outputs.prompt_logprobs, has_prompt_logprobs, prompt_probabilities);
     add(outputs.num_input_tokens, returns.counts, Elements::Naturals(&prompt));
     add(outputs.num_cached_tokens, returns.counts, Elements::Naturals(&cached));
     add(outputs.num_output_tokens, returns.counts, Elements::Naturals(&counts));

@@ -338,6 +338,22 @@ impl<'a> Input<'a> {
         None
     }
 
+    /// Returns the elements of a batch of one request; `None` if they are not natural numbers of 32
+    /// bits.
+    pub(crate) fn naturals(&self) -> Option<Vec<u32>> {
+        let chunks = self.data.as_chunks::<4>();
+        let is_natural = self.datatype == interface::PHAROS_UINT32 && chunks.1.is_empty();
+        is_natural.then(|| chunks.0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// Returns the integer of a request; `None` if the input is not an integer of 32 bits for each
+    /// request.
+    pub(crate) fn integer(&self, request: usize) -> Option<i32> {
+        let is_integer = self.datatype == interface::PHAROS_INT32;
+        let bytes = self.data.as_chunks::<4>().0.get(request).filter(|_| is_integer)?;
+        Some(i32::from_le_bytes(*bytes))
+    }
+
     /// Returns the flag of a request; `None` if the input is not a boolean for each request.
     pub(crate) fn boolean(&self, request: usize) -> Option<bool> {
         let is_boolean = self.datatype == interface::PHAROS_BOOL;
@@ -356,6 +372,7 @@ pub(crate) struct Output<'a> {
 pub(crate) enum Elements<'a> {
     Strings(Vec<&'a [u8]>),
     Naturals(&'a [u32]),
+    Reals(&'a [f32]),
 }
 
 /// Answers a request, from any thread. A request that has not had its last response fails when it
@@ -409,6 +426,9 @@ impl Responder {
             Elements::Naturals(numbers) => {
                 (interface::PHAROS_UINT32, numbers.len(), size_of_val(*numbers))
             }
+            Elements::Reals(numbers) => {
+                (interface::PHAROS_FP32, numbers.len(), size_of_val(*numbers))
+            }
         };
         let shape = [elements as i64];
         let wanted = pharos_output {
@@ -441,6 +461,11 @@ impl Responder {
                 }
             }
             Elements::Naturals(numbers) => {
+                for (place, number) in memory.chunks_exact_mut(4).zip(*numbers) {
+                    place.copy_from_slice(&number.to_le_bytes());
+                }
+            }
+            Elements::Reals(numbers) => {
                 for (place, number) in memory.chunks_exact_mut(4).zip(*numbers) {
                     place.copy_from_slice(&number.to_le_bytes());
                 }

@@ -8,6 +8,8 @@
 mod engine;
 mod host;
 mod model;
+mod pooling;
+mod requests;
 mod sampler;
 mod sampling;
 mod settings;
@@ -20,17 +22,35 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use llama_cpp_2::context::params::LlamaContextParams;
-use serde_json::{Map, Value};
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
+use llama_cpp_2::model::LlamaLoraAdapter;
 
-use crate::engine::{Engine, Gauges, OutputPositions, Request, Returns};
+use crate::engine::{Engine, Gauges, OutputPositions, Request};
 use crate::host::interface::{
     PHAROS_BACKEND_ABI_VERSION, pharos_batch, pharos_code, pharos_context, pharos_outputs,
 };
-use crate::host::{Batch, Context, Failure, Host, Level};
-use crate::model::{Model, SharedModel};
-use crate::sampling::Sampling;
-use crate::settings::Settings;
+use crate::host::{Batch, Context, Elements, Failure, Host, Level, Output};
+use crate::model::{Loaded, Model, SharedModel};
+use crate::pooling::{Pooled, PoolingEngine, PoolingRequest};
+use crate::requests::{Operation, Reader};
+use crate::settings::{Pooling, Settings};
+
+/// The task of a model, with the way to its engine.
+enum Queue {
+    Generate(Sender<Request>),
+    Embed(Sender<PoolingRequest>),
+    Score(Sender<PoolingRequest>),
+}
+
+impl Queue {
+    /// The input with the text.
+    fn text_input(&self) -> &'static str {
+        match self {
+            Self::Generate(_) => "text_input",
+            Self::Embed(_) | Self::Score(_) => "text",
+        }
+    }
+}
 
 /// An instance of a model.
 struct Instance {
@@ -38,8 +58,9 @@ struct Instance {
     model: SharedModel,
     max_sequences: u32,
     is_decoupled: bool,
+    outputs: OutputPositions,
     /// `None` when the instance ends.
-    requests: Option<Sender<Request>>,
+    queue: Option<Queue>,
     engine: Option<JoinHandle<()>>,
 }
 
@@ -47,29 +68,43 @@ impl Instance {
     /// Loads a model and starts its engine.
     fn create(context: &Context<'_>) -> Result<Self, String> {
         let settings = Settings::read(context)?;
-        let model = Arc::new(Model::load(&settings, context.host)?);
-        let (requests, received) = channel();
+        let outputs = output_positions(&context.outputs());
+        let Loaded { model, adapters } = Model::load(&settings, context.host)?;
+        let model = Arc::new(model);
+        let gauges = Gauges {
+            running: context.gauge("pharos_llm_running_requests"),
+            waiting: context.gauge("pharos_llm_waiting_requests"),
+            cache_usage: context.gauge("pharos_llm_kv_cache_usage_ratio"),
+        };
         let (report, loaded) = channel();
-        let engine = {
-            let model = model.clone();
-            let settings = settings.clone();
-            let outputs = output_positions(&context.outputs());
-            let gauges = Gauges {
-                running: context.gauge("pharos_llm_running_requests"),
-                waiting: context.gauge("pharos_llm_waiting_requests"),
-                cache_usage: context.gauge("pharos_llm_kv_cache_usage_ratio"),
+        let is_pooling = outputs.embedding.is_some() || outputs.score.is_some();
+        let max_sequences = settings.max_sequences(is_pooling);
+        let start = Start {
+            model: model.clone(),
+            settings: settings.clone(),
+            max_sequences,
+            outputs,
+            gauges,
+            report,
+        };
+        let (queue, engine) = if is_pooling {
+            let (requests, received) = channel();
+            let queue = match outputs.embedding {
+                Some(_) => Queue::Embed(requests),
+                None => Queue::Score(requests),
             };
-            let run = move || run_engine(&model, &settings, outputs, gauges, &received, &report);
-            thread::Builder::new().name("engine".to_owned()).spawn(run)
+            (queue, spawn(move || start.pool(&received)))
+        } else {
+            let (requests, received) = channel();
+            (Queue::Generate(requests), spawn(move || start.generate(adapters, &received)))
         };
         let engine = engine.map_err(|error| format!("the engine cannot start: {error}"))?;
         loaded.recv().map_err(|_| "the engine has ended".to_owned())??;
         context.host.log(
             Level::Info,
             &format!(
-                "'{}': {} sequences of {} tokens, {} threads",
+                "'{}': {max_sequences} sequences of {} tokens, {} threads",
                 settings.file.display(),
-                settings.max_sequences,
                 model.context_length,
                 settings.threads
             ),
@@ -77,9 +112,10 @@ impl Instance {
         Ok(Self {
             host: context.host,
             model,
-            max_sequences: settings.max_sequences,
+            max_sequences,
             is_decoupled: context.is_decoupled,
-            requests: Some(requests),
+            outputs,
+            queue: Some(queue),
             engine: Some(engine),
         })
     }
@@ -94,104 +130,59 @@ impl Instance {
     }
 
     fn accept(&self, batch: &Batch<'_>, position: usize) -> Result<(), Failure> {
-        let wrong = |name: &str, what: &str| {
-            Failure::invalid(format!("the input '{name}' must have {what} for each request"))
-        };
-        let text = |name: &str| match batch.input(name) {
-            None => Ok(None),
-            Some(input) => match input.string(position) {
-                Some(text) => Ok(Some(text)),
-                None => Err(wrong(name, "one string in UTF-8")),
-            },
-        };
-        let flag = |name: &str, default: bool| match batch.input(name) {
-            None => Ok(default),
-            Some(input) => input.boolean(position).ok_or_else(|| wrong(name, "one boolean")),
-        };
-        let prompt = text("text_input")?.ok_or_else(|| wrong("text_input", "one string"))?;
-        let sampling = match text("sampling_parameters")? {
-            Some(json) => Sampling::read(members(json)?)?,
-            None => Sampling::read(batch.parameters(position))?,
-        };
-        let is_streamed = flag("stream", false)?;
-        let excludes_prompt = flag("exclude_input_in_output", is_streamed)?;
-        if is_streamed && !excludes_prompt {
-            return Err(Failure::invalid(
-                "a stream has no prompt in its output: exclude_input_in_output must be true",
-            ));
+        let reader = Reader { batch, position, model: &self.model };
+        let has_ended = || Failure::internal("the engine has ended");
+        let queue = self.queue.as_ref().ok_or_else(has_ended)?;
+        match reader.operation()? {
+            Operation::Tokenize => {
+                let (tokens, pieces) = reader.to_tokenize(queue.text_input())?;
+                let pieces = pieces.iter().map(Vec::as_slice).collect();
+                return self.answer(batch, position, Some(&tokens), pieces);
+            }
+            Operation::Detokenize => {
+                let text = reader.to_detokenize()?;
+                return self.answer(batch, position, None, vec![text.as_bytes()]);
+            }
+            Operation::Task => {}
         }
-        if is_streamed && !self.is_decoupled {
-            return Err(Failure::invalid(
-                "stream is true, but the configuration of the model is not decoupled",
-            ));
-        }
-        if sampling.n > self.max_sequences {
-            return Err(Failure::invalid(format!(
-                "n {} is not allowed: the model generates at most {} choices together \
-                 (its parameter 'max_sequences')",
-                sampling.n, self.max_sequences
-            )));
-        }
-        let tokens = self.tokens(prompt, &sampling)?;
-        let matcher = sampling.structure.as_ref();
-        let matcher = matcher.map(|structure| self.model.matcher(structure)).transpose()?;
-        let returns = Returns {
-            finish_reason: flag("return_finish_reason", true)?,
-            counts: flag("return_num_output_tokens", true)?,
-            logprobs: sampling.logprobs.is_some() && flag("return_logprobs", true)?,
-            token_ids: flag("return_token_ids", false)? && sampling.n == 1,
+        let is_taken = match queue {
+            Queue::Generate(requests) => {
+                requests.send(reader.to_generate(self.max_sequences, self.is_decoupled)?).is_ok()
+            }
+            Queue::Embed(requests) => requests.send(reader.to_pool(false)?).is_ok(),
+            Queue::Score(requests) => requests.send(reader.to_pool(true)?).is_ok(),
         };
-        let request = Request {
-            prefix: if excludes_prompt { String::new() } else { prompt.to_owned() },
-            prompt: tokens,
-            sampling,
-            matcher,
-            is_streamed,
-            returns,
-            responder: batch.detach(position)?,
-        };
-        match &self.requests {
-            Some(requests) if requests.send(request).is_ok() => Ok(()),
-            _ => Err(Failure::internal("the engine has ended")),
-        }
+        if is_taken { Ok(()) } else { Err(has_ended()) }
     }
 
-    /// Returns the tokens of a prompt.
-    fn tokens(&self, prompt: &str, sampling: &Sampling) -> Result<Vec<i32>, Failure> {
-        let limit = self.model.context_length as usize;
-        let mut tokens = self.model.tokenize(prompt);
-        if let Some(wanted) = sampling.truncate_prompt {
-            tokens.drain(..tokens.len().saturating_sub(wanted));
+    /// Answers a request for tokens or their text at once.
+    fn answer(
+        &self,
+        batch: &Batch<'_>,
+        position: usize,
+        tokens: Option<&[u32]>,
+        texts: Vec<&[u8]>,
+    ) -> Result<(), Failure> {
+        let OutputPositions { text: Some(text), prompt_token_ids: Some(ids), .. } = self.outputs
+        else {
+            return Err(Failure::invalid(
+                "the configuration of the model lacks the outputs text_output and prompt_token_ids",
+            ));
+        };
+        let mut made = vec![Output { index: text, data: Elements::Strings(texts) }];
+        if let Some(tokens) = tokens {
+            made.push(Output { index: ids, data: Elements::Naturals(tokens) });
         }
-        match tokens.len() {
-            0 => Err(Failure::invalid("the prompt has no tokens")),
-            length if length >= limit => Err(Failure::invalid(format!(
-                "the prompt has {length} tokens, and the context of the model is {limit} tokens: \
-                 a shorter prompt leaves room for the output"
-            ))),
-            _ => Ok(tokens),
-        }
+        batch.detach(position)?.respond(&made, true)
     }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.requests = None;
+        self.queue = None;
         if let Some(engine) = self.engine.take() {
             let _ = engine.join();
         }
-    }
-}
-
-/// Reads JSON with the parameters of sampling.
-fn members(json: &str) -> Result<Map<String, Value>, Failure> {
-    let wrong = |why: &str| {
-        Failure::invalid(format!("the input 'sampling_parameters' is not a JSON object: {why}"))
-    };
-    match serde_json::from_str(json) {
-        Ok(Value::Object(members)) => Ok(members),
-        Ok(_) => Err(wrong("it is another value")),
-        Err(error) => Err(wrong(&error.to_string())),
     }
 }
 
@@ -207,50 +198,127 @@ fn output_positions(names: &[String]) -> OutputPositions {
         num_input_tokens: at("num_input_tokens"),
         num_cached_tokens: at("num_cached_tokens"),
         num_output_tokens: at("num_output_tokens"),
+        prompt_token_ids: at("prompt_token_ids"),
+        prompt_logprobs: at("prompt_logprobs"),
+        embedding: at("embedding"),
+        score: at("score"),
     }
 }
 
-/// Runs the thread of the engine. A panic ends the process: a new one replaces it.
-fn run_engine(
-    model: &SharedModel,
-    settings: &Settings,
+/// Starts the thread of an engine. A panic ends the process: a new one replaces it.
+fn spawn(run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            eprintln!("the engine of llamacpp panicked; this process ends");
+            std::process::abort();
+        }
+    })
+}
+
+/// What an engine starts with.
+struct Start {
+    model: SharedModel,
+    settings: Settings,
+    max_sequences: u32,
     outputs: OutputPositions,
     gauges: Gauges,
-    requests: &Receiver<Request>,
-    report: &Sender<Result<(), String>>,
-) {
-    let run = || {
-        let tokens = model.context_length.saturating_mul(settings.max_sequences);
-        let threads = settings.threads as i32;
-        let parameters = LlamaContextParams::default()
+    /// Tells whether the engine has started.
+    report: Sender<Result<(), String>>,
+}
+
+impl Start {
+    /// Returns the parameters of a context for this many tokens, of which a step computes
+    /// `batch_tokens`.
+    fn parameters(&self, tokens: u32, batch_tokens: u32) -> LlamaContextParams {
+        let threads = self.settings.threads as i32;
+        LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(tokens))
-            .with_n_seq_max(settings.max_sequences)
-            .with_n_batch(settings.batch_tokens)
-            .with_n_ubatch(settings.batch_tokens)
+            .with_n_seq_max(self.max_sequences)
+            .with_n_batch(batch_tokens)
+            .with_n_ubatch(batch_tokens)
             .with_n_threads(threads)
             .with_n_threads_batch(threads)
             // Whole contexts for models with sliding windows: prefixes can be used again.
             .with_swa_full(true)
-            .with_no_perf(true);
+            .with_no_perf(true)
+    }
+
+    /// Runs the engine of a model that generates text.
+    fn generate(self, adapters: Vec<LlamaLoraAdapter>, requests: &Receiver<Request>) {
+        let model = self.model.clone();
+        let batch_tokens = self.settings.batch_tokens;
+        let tokens = model.context_length.saturating_mul(self.max_sequences);
+        let parameters = self.parameters(tokens, batch_tokens);
         let context = match model.inner.new_context(&model.backend, parameters) {
             Ok(context) => context,
-            Err(error) => {
-                let _ = report.send(Err(format!(
-                    "a context of {} sequences of {} tokens cannot be created: {error}",
-                    settings.max_sequences, model.context_length
-                )));
-                return;
-            }
+            Err(error) => return self.fail(&error.to_string()),
         };
-        let _ = report.send(Ok(()));
-        let sequences = settings.max_sequences as usize;
-        let batch_tokens = settings.batch_tokens as usize;
-        Engine::new(model.clone(), context, sequences, batch_tokens, outputs, gauges).run(requests);
-    };
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
-        eprintln!("the engine of llamacpp panicked; this process ends");
-        std::process::abort();
+        let _ = self.report.send(Ok(()));
+        let batch =
+            BatchSize { sequences: self.max_sequences as usize, tokens: batch_tokens as usize };
+        Engine::new(self.model, context, adapters, batch, self.outputs, self.gauges).run(requests);
     }
+
+    /// Runs the engine of a model that makes embeddings or scores.
+    fn pool(self, requests: &Receiver<PoolingRequest>) {
+        let model = self.model.clone();
+        // A step has whole texts.
+        let batch_tokens = self.settings.batch_tokens.max(model.context_length);
+        let mut parameters =
+            self.parameters(batch_tokens, batch_tokens).with_embeddings(true).with_kv_unified(true);
+        let is_embedding = self.outputs.embedding.is_some();
+        match self.settings.pooling {
+            _ if !is_embedding => {
+                parameters = parameters.with_pooling_type(LlamaPoolingType::Rank);
+            }
+            Some(pooling) => {
+                parameters = parameters.with_pooling_type(match pooling {
+                    Pooling::Mean => LlamaPoolingType::Mean,
+                    Pooling::First => LlamaPoolingType::Cls,
+                    Pooling::Last => LlamaPoolingType::Last,
+                });
+            }
+            None => {
+                let architecture = model.inner.meta_val_str("general.architecture");
+                let key = format!("{}.pooling_type", architecture.unwrap_or_default());
+                if !["1", "2", "3"]
+                    .contains(&model.inner.meta_val_str(&key).unwrap_or_default().as_str())
+                {
+                    return self.fail(
+                        "the file does not say how embeddings are made: set the parameter \
+                         'pooling' to mean, cls or last",
+                    );
+                }
+            }
+        }
+        let result = match (is_embedding, model.scores_are_probabilities()) {
+            (true, _) => Pooled::Embedding,
+            (false, true) => Pooled::Probability,
+            (false, false) => Pooled::Logit,
+        };
+        let context = match model.inner.new_context(&model.backend, parameters) {
+            Ok(context) => context,
+            Err(error) => return self.fail(&error.to_string()),
+        };
+        let _ = self.report.send(Ok(()));
+        let batch =
+            BatchSize { sequences: self.max_sequences as usize, tokens: batch_tokens as usize };
+        PoolingEngine::new(context, result, batch, self.outputs, self.gauges).run(requests);
+    }
+
+    fn fail(&self, why: &str) {
+        let _ = self.report.send(Err(format!(
+            "a context of {} sequences of {} tokens cannot be created: {why}",
+            self.max_sequences, self.model.context_length
+        )));
+    }
+}
+
+/// What a step can have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchSize {
+    pub(crate) sequences: usize,
+    pub(crate) tokens: usize,
 }
 
 /// See `pharos_backend.h`.

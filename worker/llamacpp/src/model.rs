@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use llama_cpp_2::llama_backend::LlamaBackend;
-use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
+use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
 use llama_cpp_2::token::LlamaToken;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
@@ -26,6 +26,9 @@ const LIMITS: ParserLimits = ParserLimits {
     verbose_errors: false,
 };
 
+/// The key of a file with the form of a pair of texts, for a model that scores pairs.
+const RERANK_TEMPLATE: &str = "tokenizer.chat_template.rerank";
+
 /// A model with its vocabulary.
 pub(crate) struct Model {
     pub(crate) backend: LlamaBackend,
@@ -34,7 +37,16 @@ pub(crate) struct Model {
     pub(crate) context_length: u32,
     /// Tokens that end a text.
     pub(crate) ends: Vec<i32>,
+    /// The names of the adapters.
+    pub(crate) adapters: Vec<String>,
     structures: OnceLock<Result<ParserFactory, String>>,
+}
+
+/// A model and its adapters, which belong to its engine.
+pub(crate) struct Loaded {
+    pub(crate) model: Model,
+    /// In the order of [`Model::adapters`].
+    pub(crate) adapters: Vec<LlamaLoraAdapter>,
 }
 
 /// The last errors that llama.cpp has logged: the reason why a load failed.
@@ -102,7 +114,7 @@ impl Model {
     ///
     /// # Errors
     /// The file is not a model that llama.cpp runs; for the author of the model.
-    pub(crate) fn load(settings: &Settings, host: Host) -> Result<Self, String> {
+    pub(crate) fn load(settings: &Settings, host: Host) -> Result<Loaded, String> {
         if let Some(instructions) = missing_instructions() {
             return Err(format!(
                 "this build of llama.cpp needs a processor with the instructions {instructions}"
@@ -113,7 +125,7 @@ impl Model {
         unsafe { llama_cpp_sys_2::llama_log_set(Some(log), std::ptr::null_mut()) };
         let backend = LlamaBackend::init().map_err(|error| error.to_string())?;
         let parameters = LlamaModelParams::default().with_n_gpu_layers(settings.gpu_layers);
-        let inner =
+        let mut inner =
             LlamaModel::load_from_file(&backend, &settings.file, &parameters).map_err(|_| {
                 format!("'{}' cannot be loaded: {}", settings.file.display(), logged_errors())
             })?;
@@ -132,14 +144,58 @@ impl Model {
         let ends = (0..vocabulary.n_tokens())
             .filter(|token| vocabulary.is_eog(LlamaToken(*token)))
             .collect();
-        Ok(Self { backend, inner, context_length, ends, structures: OnceLock::new() })
+        let mut adapters = Vec::new();
+        for (name, path) in &settings.adapters {
+            adapters.push(inner.lora_adapter_init(path).map_err(|_| {
+                format!("the adapter '{name}' cannot be loaded: {}", logged_errors())
+            })?);
+        }
+        let names = settings.adapters.keys().cloned().collect();
+        let structures = OnceLock::new();
+        let model = Self { backend, inner, context_length, ends, adapters: names, structures };
+        Ok(Loaded { model, adapters })
     }
 
-    /// Returns the tokens of a prompt. Special tokens in the text count as such; the token that
-    /// begins a text is added, unless the text has it.
-    pub(crate) fn tokenize(&self, text: &str) -> Vec<i32> {
+    /// Returns the tokens of a pair of texts for a model that scores pairs: in the form of the
+    /// model's file, or with the tokens that separate and end texts.
+    pub(crate) fn tokenize_pair(&self, first: &str, second: &str) -> Vec<i32> {
         let vocabulary = self.inner.vocab();
-        let mut tokens = vocabulary.tokenize(text.as_bytes(), true, true);
+        if let Ok(form) = self.inner.meta_val_str(RERANK_TEMPLATE) {
+            let text = fill_pair(&form, first, second);
+            let tokens = vocabulary.tokenize(text.as_bytes(), false, true);
+            return tokens.into_iter().map(|token| token.0).collect();
+        }
+        let end = [vocabulary.eos(), vocabulary.sep()].into_iter().find(|token| token.0 >= 0);
+        let mut tokens = Vec::new();
+        let add = |tokens: &mut Vec<LlamaToken>, is_wanted: bool, token: Option<LlamaToken>| {
+            tokens.extend(token.filter(|token| is_wanted && token.0 >= 0));
+        };
+        add(&mut tokens, vocabulary.should_add_bos(), Some(vocabulary.bos()));
+        tokens.extend(vocabulary.tokenize(first.as_bytes(), false, false));
+        add(&mut tokens, vocabulary.should_add_eos(), end);
+        add(&mut tokens, vocabulary.should_add_sep(), Some(vocabulary.sep()));
+        tokens.extend(vocabulary.tokenize(second.as_bytes(), false, false));
+        add(&mut tokens, vocabulary.should_add_eos(), end);
+        tokens.into_iter().map(|token| token.0).collect()
+    }
+
+    /// Whether the architecture makes probabilities of its scores, as Qwen3's does in llama.cpp.
+    pub(crate) fn scores_are_probabilities(&self) -> bool {
+        let architecture = self.inner.meta_val_str("general.architecture").unwrap_or_default();
+        ["qwen3", "qwen3vl"].contains(&architecture.as_str())
+    }
+
+    /// Returns the text of tokens. Bytes that are not UTF-8 become replacement characters.
+    pub(crate) fn detokenize(&self, tokens: &[i32]) -> String {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.piece(*token, true)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Returns the tokens of a prompt. Special tokens in the text count as such. `with_special` adds
+    /// the token that begins a text, unless the text has it, and others that the model expects.
+    pub(crate) fn tokenize(&self, text: &str, with_special: bool) -> Vec<i32> {
+        let vocabulary = self.inner.vocab();
+        let mut tokens = vocabulary.tokenize(text.as_bytes(), with_special, true);
         let first = vocabulary.bos();
         if vocabulary.should_add_bos() && tokens.starts_with(&[first, first]) {
             tokens.remove(0);
@@ -189,6 +245,29 @@ impl Model {
     }
 }
 
+/// Puts texts into the form of a pair.
+fn fill_pair(form: &str, first: &str, second: &str) -> String {
+    let mut text = String::with_capacity(form.len() + first.len() + second.len());
+    let mut rest = form;
+    // The texts themselves may have braces.
+    while let Some(at) = rest.find('{') {
+        let (before, after) = rest.split_at(at);
+        text.push_str(before);
+        if let Some(after) = after.strip_prefix("{query}") {
+            text.push_str(first);
+            rest = after;
+        } else if let Some(after) = after.strip_prefix("{document}") {
+            text.push_str(second);
+            rest = after;
+        } else {
+            text.push('{');
+            rest = &after[1..];
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
 /// Returns a grammar of some texts.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted: Vec<String> =
@@ -198,3 +277,14 @@ fn choice_grammar(texts: &[String]) -> String {
 
 /// A model that its engine and its clients share.
 pub(crate) type SharedModel = Arc<Model>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_of_a_pair_is_filled_once() {
+        let text = fill_pair("<q>{query}<d>{document}{x}", "{document}", "b");
+        assert_eq!(text, "<q>{document}<d>b{x}");
+    }
+}

@@ -249,7 +249,7 @@ fn most_likely(logits: &[f32]) -> i32 {
 }
 
 /// Returns the probability of the chosen token, and of the `count` most likely ones.
-fn logprobs(logits: &[f32], chosen: i32, count: usize) -> Vec<Logprob> {
+pub(crate) fn logprobs(logits: &[f32], chosen: i32, count: usize) -> Vec<Logprob> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
     let normaliser = highest + sum.ln() as f32;

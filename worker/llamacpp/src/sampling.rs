@@ -49,6 +49,10 @@ pub(crate) struct Sampling {
     /// Takes only the last tokens of the prompt.
     pub(crate) truncate_prompt: Option<usize>,
     pub(crate) structure: Option<Structure>,
+    /// The number of tokens with probabilities at each position of the prompt.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// The name of the adapter.
+    pub(crate) adapter: Option<String>,
 }
 
 /// The form that the text must have.
@@ -88,6 +92,8 @@ impl Default for Sampling {
             allowed: BTreeSet::new(),
             truncate_prompt: None,
             structure: None,
+            prompt_logprobs: None,
+            adapter: None,
         }
     }
 }
@@ -104,6 +110,9 @@ impl Sampling {
             if !value.is_null() {
                 sampling.set(&name, value)?;
             }
+        }
+        if sampling.max_tokens == Some(0) && sampling.prompt_logprobs.is_none() {
+            return Err(wrong("max_tokens", &Value::from(0), "an integer from 1"));
         }
         Ok(sampling)
     }
@@ -130,11 +139,18 @@ impl Sampling {
             "stop_token_ids" => self.stop_token_ids = tokens(name, &value)?,
             "include_stop_str_in_output" => self.include_stop = flag(name, &value)?,
             "ignore_eos" => self.ignore_eos = flag(name, &value)?,
-            "max_tokens" => self.max_tokens = Some(integer(name, &value, 1, u64::MAX)?),
+            "max_tokens" => self.max_tokens = Some(integer(name, &value, 0, u64::MAX)?),
             "min_tokens" => self.min_tokens = integer(name, &value, 0, u64::MAX)?,
             "logprobs" => {
                 self.logprobs = Some(integer(name, &value, 0, MAX_LOGPROBS)? as usize);
             }
+            "prompt_logprobs" => {
+                self.prompt_logprobs = Some(integer(name, &value, 0, MAX_LOGPROBS)? as usize);
+            }
+            "lora_name" => match value {
+                Value::String(name) => self.adapter = Some(name),
+                value => return Err(wrong(name, &value, "a string")),
+            },
             "skip_special_tokens" => self.skip_special_tokens = flag(name, &value)?,
             // Pieces of llama.cpp have their own spaces.
             "spaces_between_special_tokens" | "detokenize" if flag(name, &value)? => {}

@@ -31,6 +31,11 @@ pub fn class(route: Route) -> Class {
         | Route::GenerateStream
         | Route::ChatCompletion
         | Route::Completion
+        | Route::Embeddings
+        | Route::Rerank
+        | Route::Score
+        | Route::Tokenize
+        | Route::Detokenize
         | Route::Models
         | Route::Predict
         | Route::StreamPredict

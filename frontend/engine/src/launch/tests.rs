@@ -111,7 +111,8 @@ fn backends_are_found_in_the_documented_order() {
     assert_eq!(
         fixture.chosen("mine", None),
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, \
-         tract, onnxruntime_genai, python, pytorch, rows, sklearn, vllm, xgboost; '/backends/mine' does not hold \
+         tract, onnxruntime_genai, python, pytorch, rows, sklearn, vllm, xgboost; \
+         '/backends/mine' does not hold \
          libpharos_mine.so, pharos-worker-mine or model.py"
     );
     fixture.file("backends/other/pharos-worker-other", 0o755);

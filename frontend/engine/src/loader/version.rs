@@ -15,6 +15,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::generation::GenerationForm;
+use pharos::model::pooling::PoolingTask;
 use pharos::model::{CodeLocation, ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
 use pharos::repository::{Change, VersionFingerprint, changes};
@@ -195,6 +196,8 @@ impl Loader {
         }
         if GenerationForm::of(&config).is_some() {
             self.cache().model_generates(&series);
+        } else if PoolingTask::of(&config).is_some() {
+            self.cache().model_reads_texts(&series);
         }
 
         // 2. The memory that the instances need.

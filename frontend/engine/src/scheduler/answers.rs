@@ -220,7 +220,7 @@ impl Driver {
         Ok(responses)
     }
 
-    /// Counts the tokens of a response if the model generates text. `is_whole` says that it is the
+    /// Counts the tokens of a response if the model has tokens. `is_whole` says that it is the
     /// only response to its request.
     pub(super) fn count_tokens(
         &self,
@@ -229,7 +229,7 @@ impl Driver {
         progress: &TokenProgress,
         is_whole: bool,
     ) {
-        if self.generates_text {
+        if self.counts_tokens {
             let counts = generation::token_counts(&response.outputs);
             record::tokens(&self.series, progress, counts, tenant, &response.timeline, is_whole);
         }

@@ -53,6 +53,11 @@ pub fn parse_vllm(text: &str) -> Result<Vec<Position>, String> {
     Ok(list)
 }
 
+/// Returns the tensor `prompt_logprobs` as the value of the response; `None` if it is not JSON.
+pub fn prompt_logprobs(text: &str) -> Option<Value> {
+    serde_json::from_str(&without_infinities(text)).ok()
+}
+
 fn candidate(id: &str, value: &Value) -> Result<Candidate, String> {
     let token_id =
         id.parse().map_err(|_| format!("invalid token id {id:?} of a log probability"))?;
