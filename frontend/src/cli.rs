@@ -16,6 +16,7 @@ mod environment;
 mod gpus;
 mod logging;
 mod models;
+mod openai;
 mod otlp;
 mod rate_limit;
 mod refusal;
@@ -50,6 +51,7 @@ pub use definition::{Certificates, Command, MetricsCommand, MetricsConfig, SloCo
 pub use gpus::{GpuLimit, Gpus};
 pub use logging::Log;
 pub use models::{ControlMode, MemoryLimit, Models};
+pub use openai::OpenAi;
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
@@ -150,6 +152,9 @@ pub struct Options {
     /// Tracing.
     #[command(flatten)]
     pub trace: TraceOptions,
+    /// OpenAI's API.
+    #[command(flatten)]
+    pub openai: OpenAi,
     /// The endpoints of Amazon SageMaker.
     #[command(flatten)]
     pub sagemaker: cloud::SageMaker,
@@ -547,6 +552,7 @@ impl Options {
         self.models.check()?;
         self.tracing()?;
         self.push()?;
+        self.openai.origins()?;
         cloud::check(self)
     }
 

@@ -8,6 +8,7 @@ use pharos::service::SharedService;
 use pharos_listener::receiving::Budget;
 
 use crate::access::{Access, Forward};
+use crate::cors::Origins;
 use crate::policy::{Policy, ServerPolicy};
 use crate::response_timing::ResponseTiming;
 
@@ -29,6 +30,10 @@ pub struct HttpSettings {
     pub budget: Budget,
     /// `--response-timing`.
     pub timing: ResponseTiming,
+    /// `--allowed-origins`.
+    pub origins: Arc<Origins>,
+    /// Whether the port serves `/metrics`.
+    pub serves_metrics: bool,
 }
 
 impl Default for HttpSettings {
@@ -41,6 +46,8 @@ impl Default for HttpSettings {
             body_timeout: Duration::from_secs(60),
             budget: Budget::default(),
             timing: ResponseTiming::default(),
+            origins: Arc::default(),
+            serves_metrics: false,
         }
     }
 }

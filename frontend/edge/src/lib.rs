@@ -7,6 +7,7 @@
 
 pub mod access;
 mod call;
+pub mod cors;
 pub mod deadline;
 mod error_answer;
 pub mod headers;

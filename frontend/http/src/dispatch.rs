@@ -8,25 +8,45 @@ use axum::response::Response;
 use http::{Method, Request};
 use pharos::service::{Route, SharedService};
 use pharos_edge::Incoming;
+use pharos_edge::cors::{Origins, is_preflight};
 use pharos_edge::http_service::Handle;
 use pharos_edge::request_log::FIELDS;
-use pharos_edge::routing::Routes;
+use pharos_edge::routing::{Builder, Routes};
 
 use super::model::ModelPath;
-use super::{Edge, Settings, infer, routes};
+use super::{Edge, Settings, infer, metrics, routes};
 
 /// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]
 pub(super) struct Dispatch {
     pub(super) routes: Routes<Edge>,
+    /// The routes of `/metrics`, which are open and not counted.
+    metrics: Option<Routes<SharedService>>,
+    /// Whether the port serves the v2 protocol.
+    serves_v2: bool,
 }
 
 impl Dispatch {
     pub(super) fn new(service: SharedService, settings: Settings) -> Self {
+        Self::with(service, settings, routes::declared(), true)
+    }
+
+    /// Returns OpenAI's API with the routes that its clients need besides.
+    pub(super) fn of_openai(service: SharedService, settings: Settings) -> Self {
+        Self::with(service, settings, routes::declared_for_openai(), false)
+    }
+
+    fn with(
+        service: SharedService,
+        settings: Settings,
+        declared: Builder<Edge>,
+        serves_v2: bool,
+    ) -> Self {
         let policy = settings.policy(service.clone());
-        Self {
-            routes: routes::table(Edge::new(service, settings), policy, super::answer::no_access),
-        }
+        let metrics = settings.serves_metrics.then(|| metrics::router(service.clone()));
+        let edge = Edge::new(service, settings);
+        let routes = routes::build(edge, declared, policy, super::answer::no_access);
+        Self { routes, metrics, serves_v2 }
     }
 
     pub(super) fn edge(&self) -> &Edge {
@@ -36,6 +56,9 @@ impl Dispatch {
     /// Answers a request. A `Result`, as a service needs: another future around this one would be
     /// copied with it.
     pub(super) async fn answer(self, mut incoming: Incoming<Body>) -> Result<Response, Infallible> {
+        if !self.is_plain() {
+            return Ok(Box::pin(self.answer_with_extras(incoming)).await);
+        }
         Ok(match plain_infer(&incoming.request) {
             Some(path) => match self.routes.admit(Route::Infer, &mut incoming) {
                 Ok(call) => {
@@ -46,6 +69,44 @@ impl Dispatch {
             // Boxed: the hot path should not move the large future of all routes.
             None => Box::pin(self.routes.answer(incoming)).await,
         })
+    }
+}
+
+impl Dispatch {
+    /// Whether the port has the v2 protocol alone.
+    fn is_plain(&self) -> bool {
+        self.serves_v2 && self.metrics.is_none() && *self.edge().settings.origins == Origins::None
+    }
+
+    /// Answers a request on a port that serves metrics, or whose answers pages of other origins may
+    /// read.
+    async fn answer_with_extras(self, mut incoming: Incoming<Body>) -> Response {
+        let headers = incoming.request.headers();
+        let permission = self.edge().settings.origins.permission(headers);
+        if let Some(permission) = permission.clone()
+            && is_preflight(&incoming.request)
+        {
+            let response = permission.preflight(incoming.request.headers());
+            return self.routes.answer_unknown(incoming, response);
+        }
+        let mut response = match &self.metrics {
+            Some(metrics) if incoming.request.uri().path() == "/metrics" => {
+                metrics.answer(incoming).await
+            }
+            _ => match plain_infer(&incoming.request).filter(|_| self.serves_v2) {
+                Some(path) => match self.routes.admit(Route::Infer, &mut incoming) {
+                    Ok(call) => {
+                        infer::answer(self.edge(), call, path, incoming.request, |_| None).await
+                    }
+                    Err(refused) => refused,
+                },
+                None => self.routes.answer(incoming).await,
+            },
+        };
+        if let Some(permission) = permission {
+            permission.grant(&mut response);
+        }
+        response
     }
 }
 

@@ -110,6 +110,21 @@ pub fn serve(
     http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
 }
 
+/// Spawns a task that serves OpenAI's API on `listener`, with the list of models, the health of the
+/// server and its metrics, until `phases` signals shutdown and all requests in flight are answered.
+#[must_use]
+pub fn serve_openai(
+    listener: TcpListener,
+    service: SharedService,
+    settings: Settings,
+    connections: listener::Settings,
+    phases: PhaseReceiver,
+) -> JoinHandle<()> {
+    let body_timeout = settings.body_timeout;
+    let dispatch = Dispatch::of_openai(service.clone(), settings);
+    http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
+}
+
 /// Returns the answer for an unknown path.
 fn not_found() -> Response {
     answer::error_text(StatusCode::NOT_FOUND, "Not Found")

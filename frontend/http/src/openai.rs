@@ -4,14 +4,15 @@
 use std::future::ready;
 
 use http::StatusCode;
+use pharos::error::InferError;
 use pharos::model::CONTEXT_LENGTH;
 use pharos::service::Route;
 use pharos_openai::Adapter;
 use serde::Serialize;
 
-use super::answer::post;
+use super::answer::{get, post};
 use super::{Edge, answer};
-use pharos_edge::routing::Builder;
+use pharos_edge::routing::{Builder, Routed};
 
 /// What a client of a generating model can use instead.
 const TEXT: &str = "POST /v1/chat/completions with a model that generates text";
@@ -106,9 +107,23 @@ struct Details<'a> {
 /// Adds the paths that this server does not have. They need the access of inference, so that a
 /// client without it learns nothing about the server.
 pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
+    // Probes of vLLM's deployments use the first path, those of Triton's OpenAI frontend the second.
+    let router = router.route("/health", Route::Ready, get(health)).route(
+        "/health/ready",
+        Route::Ready,
+        get(health),
+    );
     UNAVAILABLE.iter().fold(router, |router, &(path, instead)| {
         router.route(path, Route::Infer, post(move |_, _| ready(Err(unavailable(path, instead)))))
     })
+}
+
+/// Answers 200 while the server is ready, else 503.
+async fn health(edge: Edge, _: Routed) -> answer::HandlerResult {
+    if edge.service.ready() && !edge.service.exiting() {
+        return Ok(answer::with_body(StatusCode::OK, "text/plain; charset=utf-8", ""));
+    }
+    Err(InferError::not_ready("the server is not ready").into())
 }
 
 fn unavailable(path: &str, instead: &str) -> answer::Failure {

@@ -38,14 +38,35 @@ pub(crate) fn table(
     policy: Arc<dyn Policy>,
     refused: fn(Refusal) -> Response,
 ) -> Routes<Edge> {
+    build(edge, declared(), policy, refused)
+}
+
+/// Returns these routes and those of OpenAI's API behind a policy.
+pub(crate) fn build(
+    edge: Edge,
+    declared: Builder<Edge>,
+    policy: Arc<dyn Policy>,
+    refused: fn(Refusal) -> Response,
+) -> Routes<Edge> {
     let fallbacks =
         Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
     let (service, settings) = (edge.service.clone(), edge.settings.clone());
-    let router = pharos_openai::add_to(declared(), service, settings, edge.models.clone());
+    let router = pharos_openai::add_to(declared, service, settings, edge.models.clone());
     router.build(edge, policy, fallbacks)
 }
 
-fn declared() -> Builder<Edge> {
+/// Returns what clients of OpenAI's API need besides it: the models, and health in the forms of
+/// KServe, vLLM and Triton's OpenAI frontend.
+pub(crate) fn declared_for_openai() -> Builder<Edge> {
+    let router = Builder::default().route("/v2/health/live", Route::Live, get(health::live)).route(
+        "/v2/health/ready",
+        Route::Ready,
+        get(health::ready),
+    );
+    openai::routes(v1::models(router))
+}
+
+pub(crate) fn declared() -> Builder<Edge> {
     let router = Builder::default()
         .route("/v2", Route::ServerMetadata, get(server::metadata))
         .route("/v2/health/live", Route::Live, get(health::live))

@@ -33,19 +33,28 @@ const PREDICT: &str = ":predict";
 /// Adds the routes of v1.
 pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     let of_model = RouteOf::Path(route_of_model);
-    router
+    list_of_models(router)
         .route("/", Route::Live, get(alive))
-        // A client that may send requests may know the models. Clients of OpenAI's API list them first.
-        .route("/v1/models", Route::Models, get(list))
         .route("/v1/models/{model}", of_model, get(ready).and_post(handler(predict)))
-        // The prefix of KServe's runtimes for language models.
-        .route("/openai/v1/models", Route::Models, get(list))
-        .route("/openai/v1/models/{model}", Route::ModelReady, get(ready))
         .route(
             "/v1/models/{model}/versions/{version}",
             of_model,
             get(ready).and_post(handler(predict)),
         )
+}
+
+/// Adds the list of models and its elements, without predictions.
+pub(super) fn models(router: Builder<Edge>) -> Builder<Edge> {
+    list_of_models(router).route("/v1/models/{model}", Route::ModelReady, get(ready))
+}
+
+fn list_of_models(router: Builder<Edge>) -> Builder<Edge> {
+    router
+        // A client that may send requests may know the models. Clients of OpenAI's API list them first.
+        .route("/v1/models", Route::Models, get(list))
+        // The prefix of KServe's runtimes for language models.
+        .route("/openai/v1/models", Route::Models, get(list))
+        .route("/openai/v1/models/{model}", Route::ModelReady, get(ready))
 }
 
 /// Returns the route of a model's path. A last segment with a colon or an escape may end with

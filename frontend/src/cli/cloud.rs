@@ -117,6 +117,13 @@ pub(super) fn check(options: &Options) -> Result<(), String> {
         ("GRPC", "--grpc-port", options.grpc.allow, options.grpc.address, options.grpc.port),
         ("metrics", "--metrics-port", options.metrics.allow, metrics, options.metrics.port),
         ("Vertex AI", "--vertex-ai-port", options.vertex_ai.allow, any, options.vertex_ai.port),
+        (
+            "OpenAI",
+            "--openai-port",
+            options.openai.port.is_some(),
+            options.http.address,
+            options.openai.port.unwrap_or_default(),
+        ),
     ];
     for (name, flag, allow, address, port) in listeners {
         if allow && address.is_unspecified() && !range.contains(&port) {

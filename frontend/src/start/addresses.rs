@@ -12,11 +12,13 @@ pub(super) type Named = (String, String, SocketAddr);
 
 /// Returns the listeners of the server's own ports.
 pub(super) fn of_server(options: &Options, platforms: &[Platform]) -> Vec<Named> {
-    let Options { http, grpc, metrics, .. } = options;
+    let Options { http, grpc, metrics, openai, .. } = options;
+    let openai_port = openai.port.unwrap_or_default();
     let listeners = [
         (http.allow, "HTTP", "--http-port", (http.address, http.port)),
         (grpc.allow, "gRPC", "--grpc-port", (grpc.address, grpc.port)),
         (metrics.allow, "metrics", "--metrics-port", (options.metrics_address(), metrics.port)),
+        (openai.port.is_some(), "OpenAI's API", "--openai-port", (http.address, openai_port)),
     ];
     let allowed = listeners.into_iter().filter(|(allow, ..)| *allow);
     let own =

@@ -73,6 +73,9 @@ impl Listeners<'_> {
         if options.grpc.allow {
             bound.push(self.grpc(guards)?);
         }
+        if let Some(port) = options.openai.port {
+            bound.push(self.openai(guards, port)?);
+        }
         for platform in platforms {
             bound.push(self.cloud(guards, platform)?);
         }
@@ -117,8 +120,8 @@ impl Listeners<'_> {
     fn http(&self, guards: &ServerAccess) -> Result<Bound, String> {
         let options = self.options;
         let clients = &options.http_clients;
-        let forward = Forward::new(clients.forward.clone(), &guards.tokens);
-        let settings = http::Settings { forward, ..self.http_settings(guards) };
+        let serves_metrics = options.openai.http_metrics;
+        let settings = http::Settings { serves_metrics, ..self.client_settings(guards)? };
         let tls = self.tls(Listener::Http, options.http_tls.options())?;
         let address = SocketAddr::new(options.http.address, options.http.port);
         let listener = bind("HTTP", "--http-port", address, clients.reuse_port)?;
@@ -128,6 +131,32 @@ impl Listeners<'_> {
         let service = self.service(guards, &guards.http);
         let phases = self.phases.clone();
         Ok(Box::new(move || Ok(http::serve(listener, service, settings, connections, phases))))
+    }
+
+    /// Binds the listener with OpenAI's API alone.
+    fn openai(&self, guards: &ServerAccess, port: u16) -> Result<Bound, String> {
+        let options = self.options;
+        let settings = http::Settings { serves_metrics: true, ..self.client_settings(guards)? };
+        let tls = self.tls(Listener::Http, options.http_tls.options())?;
+        let address = SocketAddr::new(options.http.address, port);
+        let listener = bind("OpenAI's API", "--openai-port", address, false)?;
+        let most = options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
+        let connections = self.connections(Listener::Http, tls, most);
+        let service = self.service(guards, &guards.http);
+        let phases = self.phases.clone();
+        Ok(Box::new(move || {
+            Ok(http::serve_openai(listener, service, settings, connections, phases))
+        }))
+    }
+
+    /// Returns the settings of the HTTP listeners for clients, whose headers are forwarded.
+    fn client_settings(&self, guards: &ServerAccess) -> Result<http::Settings, String> {
+        let options = self.options;
+        Ok(http::Settings {
+            forward: Forward::new(options.http_clients.forward.clone(), &guards.tokens),
+            origins: Arc::new(options.openai.origins()?),
+            ..self.http_settings(guards)
+        })
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no
@@ -141,6 +170,7 @@ impl Listeners<'_> {
             body_timeout: self.options.client_timeouts.body,
             budget: self.budget.clone(),
             timing: self.timing.clone(),
+            ..http::Settings::default()
         }
     }
 
