@@ -89,7 +89,7 @@ def form(value, path="") -> dict:
 
 
 def differences(theirs: dict, ours: dict) -> dict:
-    """Returns the places at which two answers differ: place -> their type and ours, `absent` if there is none."""
+    """Returns the places at which two answers differ: place -> their type and ours, `absent` for a missing one."""
     one, other = form(theirs), form(ours)
     pairs = {place: (one.get(place, "absent"), other.get(place, "absent")) for place in one | other}
     return {place: pair for place, pair in pairs.items() if pair[0] != pair[1]}
