@@ -2,7 +2,10 @@
 
     python tests/bench_llm/run.py --server PHAROS --own-loop PROGRAM --model FILE.gguf [--streams 1 8] [--tokens 128] [--rounds 3]
 
-Prints, for each number of streams, the tokens per second of both with their ratio, and the time that the server adds to the first token.
+    python tests/bench_llm/run.py --server PHAROS --paced 1000 [--rate 20] [--seconds 20]
+
+Prints, for each number of streams, the tokens per second of both with their ratio, and the time that the server adds to the first token. With `--paced`, measures
+many slow streams instead: the share of late tokens, the frontend's memory for each stream, and the use of processors (`paced.py`).
 """
 
 import argparse
@@ -18,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 import openai  # noqa: E402
 
+import paced  # noqa: E402
 from harness.server import Server  # noqa: E402
 
 PROMPT = "The history of the city begins"
@@ -59,14 +63,25 @@ def main():
     """Reads the arguments and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", required=True)
-    parser.add_argument("--own-loop", required=True)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--own-loop")
+    parser.add_argument("--model")
+    parser.add_argument("--paced", type=int, metavar="STREAMS")
+    parser.add_argument("--rate", type=float, default=20, help="tokens per second of a paced stream")
+    parser.add_argument("--seconds", type=float, default=20, help="the length of a paced stream")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--to", type=Path, default=Path("target/bench-llm"))
     options = parser.parse_args()
+    if options.paced:
+        options.to.mkdir(parents=True, exist_ok=True)
+        row = paced.measure(options.server, options.to, options.paced, options.rate, options.seconds)
+        (options.to / "paced.json").write_text(json.dumps(row, indent=2))
+        print(json.dumps(row))
+        return
+    if not options.own_loop or not options.model:
+        parser.error("--own-loop and --model are required without --paced")
     version = options.to / "models/m/1"
     version.mkdir(parents=True, exist_ok=True)
     (version / "model.gguf").unlink(missing_ok=True)

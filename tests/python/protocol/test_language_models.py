@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import time
 
+import aiohttp
 import openai
 import pytest
 
 from harness.server import ROOT, Server, kill_all, total
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import DEADLINE_S, eventually, eventually_async
 
 MODELS = ROOT / "examples/language_model/models"
 PROMPT = [{"role": "system", "content": "one two"}, {"role": "user", "content": "three"}]
@@ -261,3 +264,54 @@ def test_a_new_chat_template_counts_from_the_next_load(start, tmp_path):
             assert status == 200, text
         with pytest.raises(openai.BadRequestError, match="no chats today"):
             chat(client)
+
+
+def test_a_worker_that_is_killed_ends_all_its_streams(start):
+    """A hundred streams in one worker: each ends with an error as an event and the mark of the end, and the counts of requests, choices
+    and tokens are those of the clients."""
+    streams, words = 100, 3000
+    server = start([], repository=MODELS)
+    body = {"model": "words", "prompt": "w " * words, "max_tokens": words, "stream": True, "vllm_xargs": {"delay_ms": 5}}
+    body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+    async def one(session, begun):
+        async with session.post(f"http://{server.http}/v1/completions", json=body) as response:
+            assert response.status == 200
+            begun.append(response)
+            return (await response.text()).split("\n\n")
+
+    async def all_of_them():
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S)) as session:
+            begun = []
+            tasks = [asyncio.create_task(one(session, begun)) for _ in range(streams)]
+
+            async def all_have_begun():
+                return len(begun) == streams
+
+            await eventually_async("all streams have begun", all_have_begun)
+            for worker in server.workers():
+                os.kill(worker, signal.SIGKILL)
+            return await asyncio.gather(*tasks)
+
+    tokens = 0
+    for *chunks, error, done, empty in asyncio.run(all_of_them()):
+        assert (done, empty) == ("data: [DONE]", "")
+        assert "died in the middle of the responses" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        tokens += json.loads(chunks[-1].removeprefix("data: "))["usage"]["completion_tokens"]
+    metrics = server.scrape()
+    assert total(metrics, "pharos_llm_generation_tokens_total", model="words") == tokens
+    assert total(metrics, "pharos_llm_finished_total", model="words", reason="error") == streams
+    assert total(metrics, "pharos_llm_finished_total", model="words") == streams
+    assert total(metrics, "nv_inference_request_failure", model="words") == streams
+    assert total(metrics, "nv_inference_request_success", model="words") == 0
+    assert total(metrics, "pharos_requests_total", route="completion") == streams
+
+    def answers():
+        with client_of(server) as client:
+            try:
+                return chat(client).choices[0].message.content == "one two three"
+            except openai.APIError:
+                return False
+
+    eventually("a new worker answers", answers)
