@@ -21,6 +21,7 @@ from torchserve import models as archives
 RUNTIMES = {document["metadata"]["name"]: document for document in documents(DEPLOY / "kserve/runtimes.yaml")}
 FILES = sorted((DEPLOY / "kserve/examples").glob("*.yaml"))
 SERVICES = {d["metadata"]["name"]: d for file in FILES for d in documents(file) if d["kind"] == "InferenceService"}
+LLM_SERVICE = one([d for file in FILES for d in documents(file)], "LLMInferenceService")
 VARIABLES = {"STORAGE_URI": "s3://models/digits", "STORAGE_CONFIG": '{"type": "s3"}'}
 """Variables of the storage initializer, which the server must not interpret."""
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
@@ -46,6 +47,7 @@ VLLM_PYTHON = os.environ.get("PHAROS_VLLM_PYTHON", "")
 needs_llamacpp = pytest.mark.skipif(
     not (binary().parent / "backends/llamacpp/libpharos_llamacpp.so").is_file(), reason="the backend llamacpp is not built: make llamacpp"
 )
+needs_kubernetes = pytest.mark.skipif(bool(schemas.missing("kubernetes")), reason=schemas.missing("kubernetes"))
 needs_models = pytest.mark.skipif(bool(schemas.missing("kserve")), reason=schemas.missing("kserve"))
 needs_worker = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import pharos_worker"], capture_output=True).returncode != 0,
@@ -147,7 +149,7 @@ def infer(server, model: str, name: str, array, datatype="FP32") -> dict:
 
 @needs_models
 def test_documents_match_the_models_of_the_sdk():
-    found = [*RUNTIMES.values(), *(document for file in FILES for document in documents(file))]
+    found = [*RUNTIMES.values(), *(document for file in FILES for document in documents(file) if document != LLM_SERVICE)]
     assert {document["kind"] for document in found} == {"ClusterServingRuntime", "InferenceService", "InferenceGraph"}
     errors = {d["metadata"]["name"]: error for d, error in zip(found, schemas.kserve_errors(found)) if error}
     assert errors == {}
@@ -294,6 +296,31 @@ def test_a_directory_of_hugging_face_is_served(tmp_path):
     with Container(tmp_path / "run", service_container("qwen-vllm"), mount, "qwen-vllm", variables, VLLM_PYTHON) as server:
         assert chat(server, "/openai/v1", "qwen-vllm")
         assert server.probe("livenessProbe") == 200
+
+
+@needs_kubernetes
+@pytest.mark.parametrize("version", schemas.VERSIONS)
+def test_the_template_of_an_llm_inference_service_is_a_pod(version):
+    """The SDK has no models of the other fields."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "labels": LLM_SERVICE["spec"]["labels"]}}
+    assert schemas.kubernetes_errors([pod | {"spec": LLM_SERVICE["spec"]["template"]}], version) == [""]
+    assert set(LLM_SERVICE["spec"]) <= {"model", "replicas", "labels", "router", "template"}
+
+
+@needs_llamacpp
+def test_the_container_of_an_llm_inference_service_answers(tmp_path):
+    """The route of KServe removes the prefix of its paths, so that requests arrive at /v1 of port 8000."""
+    spec = LLM_SERVICE["spec"]
+    (container,) = spec["template"]["containers"]
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    write_model(mount / Path(spec["model"]["uri"]).name)
+    assert (flag(container, "http-port"), port(container, "http"), container["name"]) == ("8000", 8000, "main")
+    with Container(tmp_path / "run", container, mount) as server:
+        assert chat(server, "/v1", spec["model"]["name"]).strip() == "hello world"
+        assert [server.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [200] * 3
+    steps = float(flag(container, "exit-delay-secs")) + float(flag(container, "exit-timeout-secs"))
+    assert steps + EXIT_STEPS_S <= spec["template"]["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("name", sorted(LANGUAGE))
