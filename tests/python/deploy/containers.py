@@ -75,9 +75,9 @@ def port(container: dict, named) -> int:
 
 class Container(Server):
     """A container's command line. `models` replaces `/mnt/models` and `folder` replaces `/tmp`; ports are free ones on
-    loopback. The process has the variables of the container and no others except those of `variables`."""
+    loopback. The process has the variables of the container and no others except those of `variables`. `python` is the interpreter."""
 
-    def __init__(self, folder: Path, container: dict, models: Path, name: str = "", variables=None):
+    def __init__(self, folder: Path, container: dict, models: Path, name: str = "", variables=None, python=sys.executable):
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, [])
         self.container = container
@@ -88,7 +88,7 @@ class Container(Server):
             return re.sub(r"(^|=)/tmp", rf"\g<1>{folder}", text).replace(MODELS, str(models))
 
         init, end, program, *rest = container["command"]
-        assert (init, end, program) == ("tini", "--", "pharos")
+        assert (init, end) == ("tini", "--") and program in ("pharos", "sh")
         arguments = [local(argument) for argument in [*rest, *container["args"]]]
         values = {entry["name"]: local(entry["value"]) for entry in container.get("env", [])}
         if "torchserve" in rest:
@@ -96,9 +96,11 @@ class Container(Server):
         else:
             for listener, number in self.declared.items():
                 arguments += [f"--{listener}-address=127.0.0.1", f"--{listener}-port={number}"]
-        self.command = [str(binary()), *arguments]
-        # The Python of the tests has the packages that the image has, and those of `PACKAGES` in the guides.
-        self.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **values, **(variables or {})}
+        self.command = [str(binary()) if program == "pharos" else program, *arguments]
+        # The Python of the tests has the packages that the image has, and those of `PACKAGES` in the guides. A script finds the server
+        # by its name.
+        path = [Path(python).parent, binary().absolute().parent, os.environ["PATH"]]
+        self.environment = {"PATH": ":".join(map(str, path)), **values, **(variables or {})}
 
     def torchserve_addresses(self, values: dict) -> dict:
         """Returns the variables of TorchServe's addresses with the ports of this server."""

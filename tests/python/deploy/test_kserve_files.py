@@ -2,22 +2,26 @@
 server, with files under `/mnt/models` as KServe's storage initializer writes them."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 
 from deploy import schemas
-from deploy.containers import DEPLOY, Container, documents, flag, one, port
-from harness.server import EXAMPLES, ROOT, total
+from deploy.containers import DEPLOY, EXIT_STEPS_S, Container, documents, flag, one, port
+from harness.gguf import write_model
+from harness.server import EXAMPLES, ROOT, binary, total
 from torchserve import models as archives
 
 RUNTIMES = {document["metadata"]["name"]: document for document in documents(DEPLOY / "kserve/runtimes.yaml")}
 FILES = sorted((DEPLOY / "kserve/examples").glob("*.yaml"))
 SERVICES = {d["metadata"]["name"]: d for file in FILES for d in documents(file) if d["kind"] == "InferenceService"}
+LLM_SERVICE = one([d for file in FILES for d in documents(file)], "LLMInferenceService")
 VARIABLES = {"STORAGE_URI": "s3://models/digits", "STORAGE_CONFIG": '{"type": "s3"}'}
 """Variables of the storage initializer, which the server must not interpret."""
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
@@ -36,6 +40,14 @@ model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"archive":{"1.0":{
 """
 """The `config.properties` of KServe's documentation."""
 
+LANGUAGE = {"pharos-llamacpp", "pharos-vllm"}
+"""The runtimes of language models."""
+VLLM_PYTHON = os.environ.get("PHAROS_VLLM_PYTHON", "")
+
+needs_llamacpp = pytest.mark.skipif(
+    not (binary().parent / "backends/llamacpp/libpharos_llamacpp.so").is_file(), reason="the backend llamacpp is not built: make llamacpp"
+)
+needs_kubernetes = pytest.mark.skipif(bool(schemas.missing("kubernetes")), reason=schemas.missing("kubernetes"))
 needs_models = pytest.mark.skipif(bool(schemas.missing("kserve")), reason=schemas.missing("kserve"))
 needs_worker = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import pharos_worker"], capture_output=True).returncode != 0,
@@ -46,6 +58,16 @@ needs_worker = pytest.mark.skipif(
 def runtime_container(name: str) -> dict:
     """Returns the only container of a runtime."""
     (container,) = RUNTIMES[name]["spec"]["containers"]
+    return container
+
+
+def service_container(service: str) -> dict:
+    """Returns the container of a service, as KServe merges it: arguments are appended, and variables are replaced by their names."""
+    model = SERVICES[service]["spec"]["predictor"]["model"]
+    container = json.loads(json.dumps(runtime_container(model["runtime"])))
+    container["args"] += model.get("args", [])
+    variables = {entry["name"]: entry for entry in [*container["env"], *model.get("env", [])]}
+    container["env"] = list(variables.values())
     return container
 
 
@@ -68,6 +90,11 @@ def archive(folder: Path):
     (folder / "archive/config/config.properties").write_text(CONFIG)
 
 
+def gguf(folder: Path):
+    """Writes a small model under the name of a service's file."""
+    write_model(folder / Path(SERVICES["qwen"]["spec"]["predictor"]["model"]["storageUri"]).name)
+
+
 def examples(folder: Path):
     """Copies the example models, one by one and as a repository."""
     shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True)
@@ -85,9 +112,14 @@ def serve(tmp_path):
         if not store.exists():
             store.mkdir()
             make(store)
-        # The initializer copies what is below the address of the object store.
-        shutil.copytree(store / model["storageUri"].removeprefix("s3://models/"), mount)
-        container = runtime_container(model["runtime"])
+        # The initializer copies what is below the address of the object store, or the file with this address.
+        source = store / model["storageUri"].removeprefix("s3://models/")
+        if source.is_file():
+            mount.mkdir()
+            shutil.copy(source, mount)
+        else:
+            shutil.copytree(source, mount)
+        container = service_container(service)
         running = Container(tmp_path / service, container, mount, service, VARIABLES)
         started.append(running)
         running.launch()
@@ -117,7 +149,7 @@ def infer(server, model: str, name: str, array, datatype="FP32") -> dict:
 
 @needs_models
 def test_documents_match_the_models_of_the_sdk():
-    found = [*RUNTIMES.values(), *(document for file in FILES for document in documents(file))]
+    found = [*RUNTIMES.values(), *(document for file in FILES for document in documents(file) if document != LLM_SERVICE)]
     assert {document["kind"] for document in found} == {"ClusterServingRuntime", "InferenceService", "InferenceGraph"}
     errors = {d["metadata"]["name"]: error for d, error in zip(found, schemas.kserve_errors(found)) if error}
     assert errors == {}
@@ -215,6 +247,100 @@ def test_archives_of_torchserve_are_served(serve):
     assert (status, json.loads(text)["batch"]) == (200, 1), text
     assert json.loads(server.get("/v2/models/archive")[1])["platform"] == "torchserve"
     assert total(server.scrape(), "nv_inference_count", model="archive") == 1, "pod_monitor.yaml scrapes the metrics"
+
+
+def chat(server, base: str, model: str) -> str:
+    """Sends a chat with OpenAI's client; returns the text of the answer."""
+    with openai.OpenAI(base_url=f"http://{server.http}{base}", api_key="none", max_retries=0, timeout=120) as client:
+        assert model in [entry.id for entry in client.models.list().data]
+        messages = [{"role": "user", "content": "hi"}]
+        return client.chat.completions.create(model=model, messages=messages, max_tokens=8).choices[0].message.content
+
+
+@needs_llamacpp
+def test_a_gguf_file_is_served_over_the_api_of_openai(serve):
+    """Its model has the name of the service, below both prefixes, and its metrics are those that autoscalers read."""
+    server = serve("qwen", gguf)
+    assert [chat(server, base, "qwen").strip() for base in ("/openai/v1", "/v1")] == ["hello world"] * 2
+    assert server.probe("startupProbe") == 200
+    assert total(server.scrape(), "pharos_llm_generation_tokens_total", model="qwen") == 6
+
+
+def test_the_script_of_vllm_makes_a_model_of_the_files(tmp_path):
+    """The layout of Triton's vllm_backend, in which the arguments of the service extend those of the runtime. Without vLLM, the server
+    says that it is missing, and ends."""
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    server = Container(tmp_path / "run", service_container("qwen-vllm"), mount, "qwen-vllm")
+    # Without the packages of the user.
+    server.environment["PYTHONNOUSERSITE"] = "1"
+    server.launch()
+    try:
+        assert server.process.wait(60) == 1
+    finally:
+        server.kill()
+    folder = tmp_path / "run/repository/qwen-vllm"
+    assert json.loads((folder / "1/model.json").read_text()) == {"model": str(mount), "max_model_len": 8192, "max_num_seqs": 64}
+    assert "vllm" in server.log_tail() and "qwen-vllm" in server.log_tail()
+
+
+@pytest.mark.skipif(not VLLM_PYTHON, reason="PHAROS_VLLM_PYTHON names no interpreter with vLLM: `make test-vllm` installs it (6 GB)")
+@pytest.mark.timeout(600)
+def test_a_directory_of_hugging_face_is_served(tmp_path):
+    """With a real vLLM on CPUs and random weights."""
+    mount = tmp_path / "mnt"
+    subprocess.run([VLLM_PYTHON, ROOT / "tests/vllm/tiny.py", mount], check=True, capture_output=True, timeout=120)
+    own = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4}
+    variables = {"ENGINE_ARGUMENTS": json.dumps(own), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    with Container(tmp_path / "run", service_container("qwen-vllm"), mount, "qwen-vllm", variables, VLLM_PYTHON) as server:
+        assert chat(server, "/openai/v1", "qwen-vllm")
+        assert server.probe("livenessProbe") == 200
+
+
+@needs_kubernetes
+@pytest.mark.parametrize("version", schemas.VERSIONS)
+def test_the_template_of_an_llm_inference_service_is_a_pod(version):
+    """The SDK has no models of the other fields."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "labels": LLM_SERVICE["spec"]["labels"]}}
+    assert schemas.kubernetes_errors([pod | {"spec": LLM_SERVICE["spec"]["template"]}], version) == [""]
+    assert set(LLM_SERVICE["spec"]) <= {"model", "replicas", "labels", "router", "template"}
+
+
+@needs_llamacpp
+def test_the_container_of_an_llm_inference_service_answers(tmp_path):
+    """The route of KServe removes the prefix of its paths, so that requests arrive at /v1 of port 8000."""
+    spec = LLM_SERVICE["spec"]
+    (container,) = spec["template"]["containers"]
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    write_model(mount / Path(spec["model"]["uri"]).name)
+    assert (flag(container, "http-port"), port(container, "http"), container["name"]) == ("8000", 8000, "main")
+    with Container(tmp_path / "run", container, mount) as server:
+        assert chat(server, "/v1", spec["model"]["name"]).strip() == "hello world"
+        assert [server.probe(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")] == [200] * 3
+    steps = float(flag(container, "exit-delay-secs")) + float(flag(container, "exit-timeout-secs"))
+    assert steps + EXIT_STEPS_S <= spec["template"]["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("name", sorted(LANGUAGE))
+def test_engines_may_take_long_to_load(name):
+    """Ready says that the model is loaded. The liveness probe must not end the container before."""
+    container = runtime_container(name)
+    startup, readiness = container["startupProbe"], container["readinessProbe"]
+    assert startup["httpGet"] == readiness["httpGet"] and startup["httpGet"]["path"] == "/v2/health/ready"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 900
+
+
+def test_answers_have_time_when_a_pod_ends():
+    """The grace period of the services of language models covers every step of the exit."""
+    found = {name: d["spec"]["predictor"] for name, d in SERVICES.items() if d["spec"]["predictor"]["model"]["runtime"] in LANGUAGE}
+    assert len(found) == len(LANGUAGE)
+    for name, predictor in found.items():
+        container = service_container(name)
+        steps = float(flag(container, "exit-delay-secs")) + float(flag(container, "exit-timeout-secs"))
+        assert steps > 100 and steps + EXIT_STEPS_S <= predictor["terminationGracePeriodSeconds"]
+        assert SERVICES[name]["metadata"]["annotations"]["serving.kserve.io/deploymentMode"] == "RawDeployment"
 
 
 def test_archives_may_take_long_to_unpack_and_install():

@@ -15,7 +15,9 @@ from harness.prometheus import RULES, missing, promtool
 from harness.server import EXAMPLES, ROOT
 from harness.waiting import eventually, holds_for
 
-KUSTOMIZATIONS = ["kubernetes/base", "kubernetes/overlays/production", "kubernetes/overlays/gpu"]
+KUSTOMIZATIONS = ["kubernetes/base", "kubernetes/overlays/production", "kubernetes/overlays/gpu", "kubernetes/overlays/language-models"]
+SCALED = KUSTOMIZATIONS[2:]
+"""The overlays with KEDA."""
 OTHER_KINDS = ("keda.sh/", "monitoring.coreos.com/")
 NAME = {"app.kubernetes.io/name": "pharos"}
 pytestmark = pytest.mark.skipif(bool(kubectl_missing()), reason=kubectl_missing())
@@ -64,7 +66,7 @@ def test_the_schemas_of_kubernetes_find_an_unknown_field():
 def test_documents_of_operators_match_their_models(folder, tmp_path):
     found = [document for document in rendered(folder) if not is_kubernetes(document)]
     kinds = sorted(document["kind"] for document in found)
-    scaled = ["ScaledObject"] if folder.endswith("gpu") else []
+    scaled = ["ScaledObject"] if folder in SCALED else []
     assert kinds == ["PodMonitor", "PrometheusRule", "PrometheusRule", *scaled]
     assert [error for error in schemas.model_errors(found) if error] == []
     assert schemas.unknown_field_errors(found, tmp_path) == ""
@@ -123,7 +125,7 @@ def test_references_lead_to_the_pods(folder):
     policy = one(found, "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"] == NAME
     assert {entry["port"] for rule in policy["ingress"] for entry in rule["ports"]} == set(ports)
-    kind = "ScaledObject" if folder.endswith("gpu") else "HorizontalPodAutoscaler"
+    kind = "ScaledObject" if folder in SCALED else "HorizontalPodAutoscaler"
     assert one(found, kind)["spec"]["scaleTargetRef"]["name"] == deployment(folder)["metadata"]["name"]
     assert "replicas" not in spec, "the autoscaler owns the number of replicas"
 
@@ -136,13 +138,29 @@ def test_ports_are_those_that_the_server_listens_on():
     assert default("http-address") == default("grpc-address") == "0.0.0.0", "probes come from outside the pod"
 
 
-def test_the_grace_period_covers_every_step_of_the_exit():
-    spec, found = deployment("kubernetes/base")["spec"]["template"]["spec"], container()
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_the_grace_period_covers_every_step_of_the_exit(folder):
+    spec, found = deployment(folder)["spec"]["template"]["spec"], container(folder)
     steps = found["lifecycle"]["preStop"]["sleep"]["seconds"], float(flag(found, "exit-delay-secs"))
     assert sum(steps) + float(flag(found, "exit-timeout-secs")) + EXIT_STEPS_S <= spec["terminationGracePeriodSeconds"]
     probe = found["readinessProbe"]
     noticed = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
     assert noticed <= steps[1], "the exit delay is longer than the time in which the probe notices"
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_a_rollout_waits_longer_than_a_pod_may_start(folder):
+    startup = container(folder)["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] < deployment(folder)["spec"]["progressDeadlineSeconds"]
+
+
+def test_pods_of_language_models_finish_their_answers():
+    """They have more time for it, one model, and the label by which an endpoint picker knows the names of their metrics."""
+    folder = "kubernetes/overlays/language-models"
+    assert float(flag(container(folder), "exit-timeout-secs")) >= 300
+    assert flag(container(folder), "strict-readiness") == "true"
+    assert len(container(folder)["args"]) == len(container()["args"])
+    assert deployment(folder)["spec"]["template"]["metadata"]["labels"]["llm-d.ai/engine-type"] == "pharos"
 
 
 def test_pods_have_no_rights_and_write_only_to_their_volumes():
@@ -184,9 +202,10 @@ def test_models_that_do_not_load_end_the_container(tmp_path):
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_queries_of_the_autoscaler_read_recorded_metrics(tmp_path):
+@pytest.mark.parametrize("folder", SCALED)
+def test_queries_of_the_autoscaler_read_recorded_metrics(folder, tmp_path):
     """The queries are valid, and their metrics are recording rules that are deployed with them."""
-    found = rendered("kubernetes/overlays/gpu")
+    found = rendered(folder)
     queries = [trigger["metadata"]["query"] for trigger in one(found, "ScaledObject")["spec"]["triggers"]]
     recorded = {rule.get("record") for path in RULES for group in documents(path)[0]["groups"] for rule in group["rules"]}
     for query in queries:

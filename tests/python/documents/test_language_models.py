@@ -1,23 +1,91 @@
-"""The guide *Language models*: its commands, with the example that they serve."""
+"""The guides of language models: their commands and clients, with the example that they serve and with a small model in a file."""
 
+import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 
-from documents.document_blocks import of_test
-from harness.server import ROOT
+import pytest
+
+from documents.document_blocks import commands, of_test
+from harness.gguf import write_model
+from harness.server import ROOT, Server, binary, total
 
 MODELS = "examples/language_model/models"
+needs_llamacpp = pytest.mark.skipif(
+    not (binary().parent / "backends/llamacpp/libpharos_llamacpp.so").is_file(), reason="the backend llamacpp is not built: make llamacpp"
+)
+
+
+def printed(command: str, **options) -> str:
+    """Returns what a command of a guide prints."""
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, **options).stdout
 
 
 def test_the_guide_of_language_models(start):
     """The command and the program get the text of their prompt."""
-    commands, program = (block.text for block in of_test("test_the_guide_of_language_models"))
-    serve, ask = commands.strip().splitlines()
+    serve_and_ask, program = (block.text for block in of_test("test_the_guide_of_language_models"))
+    serve, ask = serve_and_ask.strip().splitlines()
     assert serve == f"pharos --model-repository {MODELS}"
     server = start([], repository=ROOT / MODELS)
     ask, program = (text.replace("localhost:8000", server.http) for text in (ask, program))
-    answer = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout
-    assert json.loads(answer)["choices"][0]["message"]["content"] == "hello world"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed == "hello world"
+    assert json.loads(printed(ask))["choices"][0]["message"]["content"] == "hello world"
+    text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert text == "hello world"
+
+
+def test_the_clients_of_language_models(start):
+    """The stream has the text, and so has LangChain, if it is installed."""
+    (stream,), (install, langchain) = (commands(block) for block in of_test("test_the_clients_of_language_models"))
+    server = start([], repository=ROOT / MODELS)
+    events = re.findall("^data: (.*)$", printed(stream.replace("localhost:8000", server.http)), re.M)
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+    assert "".join(chunks) == "hello world"
+    assert install == "pip install langchain-openai"
+    if importlib.util.find_spec("langchain_openai"):
+        command = langchain.replace("localhost:8000", server.http).replace("python3", sys.executable, 1)
+        answer, pieces, conversation = printed(command, cwd=ROOT).splitlines()
+        assert (answer, conversation) == ("hello world 2", "hello world hello world three four")
+        assert pieces.replace("|", "") == "one two2"
+
+
+@needs_llamacpp
+def test_a_gguf_file_of_the_guide(tmp_path):
+    """The settings have the effect of the flags of llama-server that they replace."""
+    (block,) = of_test("test_a_gguf_file_of_the_guide")
+    flags = block.text.splitlines()[0]
+    assert flags == "# llama-server -m model.gguf -c 2048 -np 2 -t 2 --alias little"
+    script, _, serve = block.text.strip().rpartition("\n")
+    assert serve == "pharos --model-repository models"
+    write_model(tmp_path / "model.gguf")
+    printed(f"set -e\n{script}", cwd=tmp_path)
+    with Server(tmp_path, [tmp_path / "models"]) as server:
+        assert "2 sequences of 1024 tokens, 2 threads" in server.log.read_text()
+        body = json.dumps({"model": "little", "messages": [{"role": "user", "content": "hi"}]})
+        assert server.ask("POST", "/v1/chat/completions", body)[0] == 200
+
+
+@needs_llamacpp
+def test_the_names_of_vllm_have_the_same_values(tmp_path):
+    """The definition is valid, has the names of the table and of waiting requests, and both names of a metric have the same samples."""
+    (block,) = of_test("test_the_names_of_vllm_have_the_same_values")
+    names = dict(re.findall(r"name: (\w+)\$/a\\ +also_as: (vllm:\w+)", block.text))
+    table = dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|$", (ROOT / block.document).read_text(), re.M))
+    assert set(names.values()) == set(table.values())
+    assert {own for own in names if names[own] != table.get(own)} == {"nv_inference_pending_request_count"}
+    printed(block.text, cwd=tmp_path, env=os.environ | {"PATH": f"{binary().parent}:{os.environ['PATH']}"})
+    (tmp_path / "models/tiny/1").mkdir(parents=True)
+    write_model(tmp_path / "models/tiny/1/model.gguf")
+    with Server(tmp_path, [tmp_path / "models"], [f"--metrics-config={tmp_path / 'metrics.yaml'}"]) as server:
+        body = json.dumps({"model": "tiny", "prompt": "one", "max_tokens": 3, "stream": True})
+        assert server.ask("POST", "/v1/completions", body)[0] == 200
+        scrape = server.scrape()
+    for own, other in names.items():
+        forms = [form for form in ("", "_count", "_sum", "_bucket") if any(name == own + form for name, _ in scrape)]
+        assert forms and all(any(name == other + form for name, _ in scrape) for form in forms), own
+        assert all(total(scrape, own + form) == total(scrape, other + form) for form in forms), own
+    assert total(scrape, "vllm:generation_tokens_total", model="tiny") == 3
+    assert total(scrape, "vllm:time_to_first_token_seconds_count", model="tiny") == 1

@@ -7,6 +7,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -149,3 +150,18 @@ class Envoy:
             stats = {stat["name"]: int(stat.get("value", 0)) for stat in host["stats"]}
             counts[host["address"]["socket_address"]["port_value"]] = stats["rq_total"]
         return [counts[port] for port in self.ports]
+
+
+class Configured(Envoy):
+    """An Envoy with a configuration in a file, whose ports are replaced: `servers` maps those of servers, `listener` and `admin` are its
+    own. Use it with `with`."""
+
+    def __init__(self, folder: Path, configuration: Path, servers: dict, listener=8100, admin=8109):
+        self.port, self.admin_port = free_ports(2)
+        self.ports = list(servers.values())
+        self.log = folder / f"envoy-{self.port}.log"
+        self.file = folder / f"envoy-{self.port}.yaml"
+        ports = {listener: self.port, admin: self.admin_port} | servers
+        text = re.sub(r"port_value: (\d+)", lambda match: f"port_value: {ports[int(match[1])]}", configuration.read_text())
+        self.file.write_text(text)
+        self.process = None
