@@ -393,6 +393,12 @@ struct pharos_host {
        thread that answers many requests asks first, and collects the text of a client that reads slowly. Servers before
        0.4 do not have this function: test PHAROS_HAS(host, responder_ready). */
     int32_t (*responder_ready)(pharos_responder *responder);
+
+    /* With `hold` 1, the responses of this process, to all of its requests, stay in its memory; with `hold` 0, they are
+       sent together. A thread that answers many requests at once saves the server a wake-up for each of them. The
+       responder is any that has not been freed. Hold responses for microseconds only. Servers before 0.4 do not have
+       this function: test PHAROS_HAS(host, responder_hold). */
+    void (*responder_hold)(pharos_responder *responder, int32_t hold);
 };
 
 /* ---- The library's functions ----------------------------------------------------------------------------------- */

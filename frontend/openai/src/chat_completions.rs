@@ -319,15 +319,33 @@ impl Chunks for ChatForm {
             let content = (!delta.content.is_empty()
                 || (tool_calls.is_empty() && reasoning.is_none()))
             .then_some(delta.content.as_str());
-            let choice = ChatChunkChoice {
+            let chunk = ChatChunkChoice {
                 index,
                 delta: Delta { role: false, content, reasoning, tool_calls: &tool_calls },
                 logprobs: logprobs.as_ref().filter(|logprobs| !logprobs.content.is_empty()),
-                finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
-                stop_reason: delta.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
+                finish_reason: None,
+                stop_reason: None,
                 token_ids: self.token_ids.then_some(delta.token_ids.as_slice()),
             };
-            self.write_chunk(&[choice], usage, out);
+            let Some(finish) = &delta.finish else {
+                self.write_chunk(&[chunk], usage, out);
+                continue;
+            };
+            let end = ChatChunkChoice {
+                finish_reason: Some(finish.reason),
+                stop_reason: finish.stop_reason.as_ref(),
+                ..chunk.clone()
+            };
+            if tool_calls.is_empty() {
+                self.write_chunk(&[end], usage, out);
+            } else {
+                // OpenAI's client takes a call as whole only with a later chunk.
+                self.write_chunk(&[chunk], usage, out);
+                let delta = Delta::default();
+                let token_ids = None;
+                let end = ChatChunkChoice { delta, logprobs: None, token_ids, ..end };
+                self.write_chunk(&[end], usage, out);
+            }
         }
     }
 

@@ -351,7 +351,8 @@ impl Step {
     ///
     /// # Errors
     /// The model violates the contract.
-    pub(crate) fn read(response: &InferResponse) -> Result<Self, InferError> {
+    /// Log probabilities are left out unless `with_logprobs`: they are the largest part of a response.
+    pub(crate) fn read(response: &InferResponse, with_logprobs: bool) -> Result<Self, InferError> {
         let mut step = Self { tokens: token_counts(&response.outputs), ..Self::default() };
         for output in &response.outputs {
             let tensor = &output.tensor;
@@ -378,7 +379,7 @@ impl Step {
                         };
                     }
                 }
-                LOGPROBS => {
+                LOGPROBS if with_logprobs => {
                     for (index, json) in strings(&output.name, tensor)?.iter().enumerate() {
                         step.choice(index).logprobs =
                             parse_vllm(json).map_err(InferError::internal)?;
@@ -578,13 +579,17 @@ mod tests {
             strings("stop_reason", &["", "7"]),
             count,
         ];
-        let step = Step::read(&InferResponse { outputs, ..InferResponse::default() }).unwrap();
+        let step =
+            Step::read(&InferResponse { outputs, ..InferResponse::default() }, true).unwrap();
         assert_eq!(step.tokens.generated, Some(5));
         let [first, second] = step.choices.as_slice() else { panic!("two choices") };
         assert_eq!((first.text.as_str(), first.finish_reason), ("a", None));
         assert_eq!(second.finish_reason, Some(FinishReason::Length));
         assert_eq!(second.stop_reason, Some(StopReason::Token(7)));
         let wrong = vec![strings("token_ids", &["1"])];
-        assert!(Step::read(&InferResponse { outputs: wrong, ..InferResponse::default() }).is_err());
+        assert!(
+            Step::read(&InferResponse { outputs: wrong, ..InferResponse::default() }, true)
+                .is_err()
+        );
     }
 }

@@ -32,6 +32,8 @@ struct Run {
     choices: Vec<Choice>,
     /// The limit of tokens of each choice, if the client set one.
     max_tokens: Option<u64>,
+    /// Whether the client wants log probabilities.
+    with_logprobs: bool,
     prompt_tokens: Option<u64>,
     cached_tokens: Option<u64>,
     output_tokens: Option<u64>,
@@ -67,6 +69,7 @@ impl Generation {
             first,
             choices: (0..choices).map(|_| Choice::new(parsers.clone())).collect(),
             max_tokens,
+            with_logprobs: parsers.logprobs,
             prompt_tokens: None,
             cached_tokens: None,
             output_tokens: None,
@@ -158,7 +161,7 @@ impl Run {
         if let Some(Streamed { answer, empty, .. }) = streamed {
             let response = answer?;
             if !empty {
-                self.read(Step::read(&response)?, &mut deltas);
+                self.read(Step::read(&response, self.with_logprobs)?, &mut deltas);
             }
         }
         if is_last {

@@ -65,7 +65,7 @@ impl RequestOptions {
         Ok(Self {
             model: fields.text("model", MAX_MODEL_BYTES)?,
             stream: read_stream(fields)?,
-            request_id: fields.text("request_id", MAX_ID_BYTES)?,
+            request_id: read_request_id(fields)?,
             session_id: fields.text("session_id", MAX_ID_BYTES)?,
             cache_salt: read_cache_salt(fields)?,
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
@@ -90,6 +90,16 @@ impl RequestOptions {
             extra_args.insert("kv_transfer_params".to_owned(), Value::Object(transfer.clone()));
         }
     }
+}
+
+/// Reads the client's id of the request, which log lines and answers have.
+fn read_request_id(fields: &mut Fields<'_>) -> Result<Option<String>, ApiError> {
+    let Some(id) = fields.text("request_id", MAX_ID_BYTES)? else { return Ok(None) };
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let allowed = format_args!("1 to {MAX_ID_BYTES} characters of ASCII without spaces");
+        return Err(invalid("request_id", &id.escape_debug().to_string(), allowed));
+    }
+    Ok(Some(id))
 }
 
 fn read_stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, ApiError> {

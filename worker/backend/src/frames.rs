@@ -29,7 +29,13 @@ pub struct Sender(Arc<Mutex<Writer>>);
 struct Writer {
     stream: FrameWriter,
     out: Vec<u8>,
+    /// Frames that are sent together.
+    held: Vec<u8>,
+    is_holding: bool,
 }
+
+/// The most bytes that are held.
+const MAX_HELD: usize = 64 << 10;
 
 /// Opens the worker's end of a connection: the socket, and the memory of its rings.
 ///
@@ -37,8 +43,12 @@ struct Writer {
 /// No file descriptor is left, or the memory cannot be mapped.
 pub fn connect(socket: UnixStream, frames: impl AsFd) -> io::Result<(Reader, Sender)> {
     let (producer, consumer) = ring::of_worker(frames)?;
-    let writer =
-        Writer { stream: FrameWriter::new(socket.try_clone()?, producer), out: Vec::new() };
+    let writer = Writer {
+        stream: FrameWriter::new(socket.try_clone()?, producer),
+        out: Vec::new(),
+        held: Vec::new(),
+        is_holding: false,
+    };
     let stream = BufReader::with_capacity(16 << 10, FrameReader::new(socket, consumer));
     Ok((Reader { stream, payload: Vec::new() }, Sender(Arc::new(Mutex::new(writer)))))
 }
@@ -87,13 +97,36 @@ impl Sender {
     /// Sends a frame, or returns its length if it is longer than the frontend accepts.
     fn write(&self, frame: &ToFrontend) -> io::Result<Result<(), usize>> {
         let mut writer = self.0.lock();
-        let Writer { stream, out } = &mut *writer;
+        let Writer { stream, out, held, is_holding } = &mut *writer;
         out.clear();
         frame.encode(out);
         if out.len() > PREFIX + MAX_FRAME {
             return Ok(Err(out.len()));
         }
+        if *is_holding && held.len() + out.len() <= MAX_HELD {
+            held.extend_from_slice(out);
+            return Ok(Ok(()));
+        }
+        // Frames keep their order.
+        if !held.is_empty() {
+            let written = stream.write_all(held);
+            held.clear();
+            written?;
+        }
         stream.write_all(out).map(Ok)
+    }
+
+    /// Holds the frames that are sent from now on, up to 64 KiB of them, or sends them together: the
+    /// frontend wakes once for all of them.
+    pub(crate) fn hold(&self, hold: bool) {
+        let mut writer = self.0.lock();
+        let Writer { stream, held, is_holding, .. } = &mut *writer;
+        *is_holding = hold;
+        if !hold && !held.is_empty() {
+            // Reading frames reports a broken connection.
+            let _ = stream.write_all(held);
+            held.clear();
+        }
     }
 
     /// Sends the outcome of a batch. If it is longer than the frontend accepts, the requests with

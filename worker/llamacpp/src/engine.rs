@@ -543,6 +543,9 @@ impl<'m> Engine<'m> {
     /// Sends what clients can take.
     fn send(&mut self) {
         let mut ended = Vec::new();
+        if let Some(job) = self.jobs.values().next() {
+            job.responder.hold_responses(true);
+        }
         for (id, job) in &mut self.jobs {
             let is_due = if job.is_streamed { job.has_news() } else { job.open == 0 };
             if !is_due || !job.responder.is_ready() {
@@ -556,6 +559,9 @@ impl<'m> Engine<'m> {
             if let Err(failure) = sent {
                 job.responder.fail(&failure);
             }
+        }
+        if let Some(job) = self.jobs.values().next() {
+            job.responder.hold_responses(false);
         }
         for id in ended {
             self.remove(id);

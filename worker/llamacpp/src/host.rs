@@ -399,6 +399,14 @@ impl Responder {
         !has_function || call!(self.host, responder_ready(self.raw.as_ptr())) != 0
     }
 
+    /// Holds the responses of all requests, or sends them together.
+    pub(crate) fn hold_responses(&self, hold: bool) {
+        let table = self.host.0;
+        if table.size >= offset_of!(pharos_host, responder_hold) + size_of::<usize>() {
+            call!(self.host, responder_hold(self.raw.as_ptr(), hold.into()));
+        }
+    }
+
     /// Sends a response.
     pub(crate) fn respond(&self, outputs: &[Output<'_>], is_last: bool) -> Result<(), Failure> {
         let mut response = ptr::null_mut();

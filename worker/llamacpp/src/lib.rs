@@ -29,39 +29,37 @@ use crate::engine::{Engine, Gauges, OutputPositions, Request};
 use crate::host::interface::{
     PHAROS_BACKEND_ABI_VERSION, pharos_batch, pharos_code, pharos_context, pharos_outputs,
 };
-use crate::host::{Batch, Context, Elements, Failure, Host, Level, Output};
+use crate::host::{Batch, Context, Elements, Failure, Host, Level, Output, Responder};
 use crate::model::{Loaded, Model, SharedModel};
 use crate::pooling::{Pooled, PoolingEngine, PoolingRequest};
-use crate::requests::{Operation, Reader};
+use crate::requests::{Draft, Kind, Prepared, Reader};
 use crate::settings::{Pooling, Settings};
 
-/// The task of a model, with the way to its engine.
+/// The way to the engine of a model, by its task.
+#[derive(Clone)]
 enum Queue {
     Generate(Sender<Request>),
-    Embed(Sender<PoolingRequest>),
-    Score(Sender<PoolingRequest>),
+    Pool(Sender<PoolingRequest>),
 }
 
-impl Queue {
-    /// The input with the text.
-    fn text_input(&self) -> &'static str {
-        match self {
-            Self::Generate(_) => "text_input",
-            Self::Embed(_) | Self::Score(_) => "text",
-        }
-    }
+/// What passes requests on to the engine.
+#[derive(Clone)]
+struct Intake {
+    model: SharedModel,
+    queue: Queue,
+    outputs: OutputPositions,
 }
 
 /// An instance of a model.
 struct Instance {
     host: Host,
-    model: SharedModel,
-    max_sequences: u32,
-    is_decoupled: bool,
-    outputs: OutputPositions,
+    kind: Kind,
     /// `None` when the instance ends.
-    queue: Option<Queue>,
-    engine: Option<JoinHandle<()>>,
+    intake: Option<Intake>,
+    /// The way to the thread that prepares requests with long texts or structures, so that the
+    /// others do not wait for them.
+    long: Option<Sender<Draft>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Instance {
@@ -89,17 +87,20 @@ impl Instance {
         };
         let (queue, engine) = if is_pooling {
             let (requests, received) = channel();
-            let queue = match outputs.embedding {
-                Some(_) => Queue::Embed(requests),
-                None => Queue::Score(requests),
-            };
-            (queue, spawn(move || start.pool(&received)))
+            (Queue::Pool(requests), spawn("engine", move || start.pool(&received)))
         } else {
             let (requests, received) = channel();
-            (Queue::Generate(requests), spawn(move || start.generate(adapters, &received)))
+            let run = move || start.generate(adapters, &received);
+            (Queue::Generate(requests), spawn("engine", run))
         };
-        let engine = engine.map_err(|error| format!("the engine cannot start: {error}"))?;
+        let cannot_start = |error| format!("the engine cannot start: {error}");
+        let engine = engine.map_err(cannot_start)?;
         loaded.recv().map_err(|_| "the engine has ended".to_owned())??;
+        let kind = match (outputs.embedding, outputs.score) {
+            (Some(_), _) => Kind::Embed,
+            (None, Some(_)) => Kind::Score,
+            (None, None) => Kind::Generate { max_sequences, is_decoupled: context.is_decoupled },
+        };
         context.host.log(
             Level::Info,
             &format!(
@@ -109,14 +110,18 @@ impl Instance {
                 settings.threads
             ),
         );
+        let intake = Intake { model, queue, outputs };
+        let (long, drafts) = channel::<Draft>();
+        let preparing = {
+            let intake = intake.clone();
+            spawn("prepare", move || drafts.into_iter().for_each(|draft| intake.take(draft)))
+        };
         Ok(Self {
             host: context.host,
-            model,
-            max_sequences,
-            is_decoupled: context.is_decoupled,
-            outputs,
-            queue: Some(queue),
-            engine: Some(engine),
+            kind,
+            intake: Some(intake),
+            long: Some(long),
+            threads: vec![preparing.map_err(cannot_start)?, engine],
         })
     }
 
@@ -130,42 +135,46 @@ impl Instance {
     }
 
     fn accept(&self, batch: &Batch<'_>, position: usize) -> Result<(), Failure> {
-        let reader = Reader { batch, position, model: &self.model };
-        let has_ended = || Failure::internal("the engine has ended");
-        let queue = self.queue.as_ref().ok_or_else(has_ended)?;
-        match reader.operation()? {
-            Operation::Tokenize => {
-                let (tokens, pieces) = reader.to_tokenize(queue.text_input())?;
-                let pieces = pieces.iter().map(Vec::as_slice).collect();
-                return self.answer(batch, position, Some(&tokens), pieces);
-            }
-            Operation::Detokenize => {
-                let text = reader.to_detokenize()?;
-                return self.answer(batch, position, None, vec![text.as_bytes()]);
-            }
-            Operation::Task => {}
-        }
-        let is_taken = match queue {
-            Queue::Generate(requests) => {
-                requests.send(reader.to_generate(self.max_sequences, self.is_decoupled)?).is_ok()
-            }
-            Queue::Embed(requests) => requests.send(reader.to_pool(false)?).is_ok(),
-            Queue::Score(requests) => requests.send(reader.to_pool(true)?).is_ok(),
+        let (Some(intake), Some(long)) = (&self.intake, &self.long) else {
+            return Err(Failure::internal("the engine has ended"));
         };
-        if is_taken { Ok(()) } else { Err(has_ended()) }
+        let draft = Reader { batch, position }.to_draft(self.kind)?;
+        match draft.is_long() {
+            // Dropping the draft fails the request.
+            true => drop(long.send(draft)),
+            false => intake.take(draft),
+        }
+        Ok(())
+    }
+}
+
+impl Intake {
+    /// Passes a request to the engine, or answers it. A request that is not passed on fails when it
+    /// is dropped.
+    fn take(&self, draft: Draft) {
+        match (draft.prepare(&self.model), &self.queue) {
+            (Some(Prepared::Generate(request)), Queue::Generate(requests)) => {
+                let _ = requests.send(*request);
+            }
+            (Some(Prepared::Pool(request)), Queue::Pool(requests)) => {
+                let _ = requests.send(request);
+            }
+            (Some(Prepared::Tokens(responder, tokens, pieces)), _) => {
+                let texts = pieces.iter().map(Vec::as_slice).collect();
+                self.answer(&responder, Some(&tokens), texts);
+            }
+            (Some(Prepared::Text(responder, text)), _) => {
+                self.answer(&responder, None, vec![text.as_bytes()]);
+            }
+            _ => {}
+        }
     }
 
-    /// Answers a request for tokens or their text at once.
-    fn answer(
-        &self,
-        batch: &Batch<'_>,
-        position: usize,
-        tokens: Option<&[u32]>,
-        texts: Vec<&[u8]>,
-    ) -> Result<(), Failure> {
+    /// Answers a request for tokens or their text.
+    fn answer(&self, responder: &Responder, tokens: Option<&[u32]>, texts: Vec<&[u8]>) {
         let OutputPositions { text: Some(text), prompt_token_ids: Some(ids), .. } = self.outputs
         else {
-            return Err(Failure::invalid(
+            return responder.fail(&Failure::invalid(
                 "the configuration of the model lacks the outputs text_output and prompt_token_ids",
             ));
         };
@@ -173,15 +182,18 @@ impl Instance {
         if let Some(tokens) = tokens {
             made.push(Output { index: ids, data: Elements::Naturals(tokens) });
         }
-        batch.detach(position)?.respond(&made, true)
+        if let Err(failure) = responder.respond(&made, true) {
+            responder.fail(&failure);
+        }
     }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.queue = None;
-        if let Some(engine) = self.engine.take() {
-            let _ = engine.join();
+        self.intake = None;
+        self.long = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
         }
     }
 }
@@ -205,11 +217,11 @@ fn output_positions(names: &[String]) -> OutputPositions {
     }
 }
 
-/// Starts the thread of an engine. A panic ends the process: a new one replaces it.
-fn spawn(run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("engine".to_owned()).spawn(move || {
+/// Starts a thread. A panic ends the process: a new one replaces it.
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            eprintln!("the engine of llamacpp panicked; this process ends");
+            eprintln!("a thread of llamacpp panicked; this process ends");
             std::process::abort();
         }
     })

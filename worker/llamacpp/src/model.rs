@@ -26,6 +26,9 @@ const LIMITS: ParserLimits = ParserLimits {
     verbose_errors: false,
 };
 
+/// The longest reason of an invalid structure, in characters.
+const MAX_REASON: usize = 400;
+
 /// The key of a file with the form of a pair of texts, for a model that scores pairs.
 const RERANK_TEMPLATE: &str = "tokenizer.chat_template.rerank";
 
@@ -236,10 +239,10 @@ impl Model {
         };
         let mut matcher = Matcher::new(factory.create_parser(grammar));
         match matcher.get_error() {
-            Some(error) => Err(invalid(error.lines().next().unwrap_or_default())),
+            Some(error) => Err(invalid(&reason(&error))),
             None => match matcher.compute_mask_or_eos() {
                 Ok(_) => Ok(matcher),
-                Err(error) => Err(invalid(&error.to_string())),
+                Err(error) => Err(invalid(&reason(&error.to_string()))),
             },
         }
     }
@@ -265,6 +268,22 @@ fn fill_pair(form: &str, first: &str, second: &str) -> String {
         }
     }
     text.push_str(rest);
+    text
+}
+
+/// Returns llguidance's reason in one line. It has marks for developers, and an internal name for a
+/// schema that is nothing but a reference to itself.
+fn reason(error: &str) -> String {
+    if error.contains("NoExtensionBias") {
+        return "a $ref refers to nothing but itself".to_owned();
+    }
+    let lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    let lines: Vec<&str> = lines.filter(|line| !line.starts_with('<')).collect();
+    let mut text = lines.join(" ");
+    if let Some((end, _)) = text.char_indices().nth(MAX_REASON) {
+        text.truncate(end);
+        text.push_str("...");
+    }
     text
 }
 

@@ -1,12 +1,18 @@
 //! Requests of clients as the engines take them: checked, and with their texts as tokens.
 
+use llama_cpp_2::token::LlamaToken;
+use llguidance::Matcher;
 use serde_json::{Map, Value};
 
 use crate::engine::{Request, Returns};
-use crate::host::{Batch, Failure};
+use crate::host::{Batch, Failure, Responder};
 use crate::model::Model;
 use crate::pooling::PoolingRequest;
 use crate::sampling::Sampling;
+
+/// Texts of more bytes than this are prepared on another thread, because the tokens of a long text
+/// take milliseconds.
+const LONG: usize = 64 << 10;
 
 /// What a request wants besides the task of its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +30,6 @@ pub(crate) enum Operation {
 pub(crate) struct Reader<'a> {
     pub(crate) batch: &'a Batch<'a>,
     pub(crate) position: usize,
-    pub(crate) model: &'a Model,
 }
 
 fn wrong(name: &str, what: &str) -> Failure {
@@ -46,7 +51,7 @@ impl<'a> Reader<'a> {
         input.boolean(self.position).ok_or_else(|| wrong(name, "one boolean"))
     }
 
-    pub(crate) fn operation(self) -> Result<Operation, Failure> {
+    fn operation(self) -> Result<Operation, Failure> {
         match self.text("operation")? {
             None | Some("") => Ok(Operation::Task),
             Some("tokenize") => Ok(Operation::Tokenize),
@@ -58,12 +63,168 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the tokens that the client gives in place of a text; `None` if it gives none.
-    fn given_tokens(self) -> Result<Option<Vec<i32>>, Failure> {
+    /// Copies what a request has, and takes it out of its batch. Everything that takes long for long
+    /// texts is left to [`Draft::prepare`].
+    pub(crate) fn to_draft(self, kind: Kind) -> Result<Draft, Failure> {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        let text_input = match kind {
+            Kind::Generate { .. } => "text_input",
+            Kind::Embed | Kind::Score => "text",
+        };
+        let operation = self.operation()?;
+        let pair = match kind {
+            Kind::Score if operation == Operation::Task => {
+                Some(self.required_text("text_pair")?.to_owned())
+            }
+            _ => None,
+        };
+        let truncate = match self.batch.input("truncate_prompt_tokens") {
+            None => None,
+            Some(input) => Some(
+                input
+                    .integer(self.position)
+                    .ok_or_else(|| wrong("truncate_prompt_tokens", "one integer"))?,
+            ),
+        };
+        let is_streamed = self.flag("stream", false)?;
+        Ok(Draft {
+            kind,
+            operation,
+            text: self.required_text(text_input)?.to_owned(),
+            pair,
+            given_tokens: self.given_tokens()?,
+            sampling: own(self.text("sampling_parameters")?),
+            parameters: self.batch.parameters(self.position),
+            add_special_tokens: self.flag("add_special_tokens", true)?,
+            truncate,
+            normalize: self.flag("normalize", true)?,
+            is_streamed,
+            excludes_prompt: self.flag("exclude_input_in_output", is_streamed)?,
+            returns: Returns {
+                finish_reason: self.flag("return_finish_reason", true)?,
+                counts: self.flag("return_num_output_tokens", true)?,
+                logprobs: self.flag("return_logprobs", true)?,
+                token_ids: self.flag("return_token_ids", false)?,
+                prompt_token_ids: self.flag("return_prompt_token_ids", false)?,
+            },
+            responder: self.batch.detach(self.position)?,
+        })
+    }
+
+    /// Returns the token ids of a request; `None` if it has none.
+    fn given_tokens(self) -> Result<Option<Vec<u32>>, Failure> {
         let name = "prompt_token_ids";
         let Some(input) = self.batch.input(name) else { return Ok(None) };
-        let ids = input.naturals().ok_or_else(|| wrong(name, "token ids"))?;
-        let count = self.model.inner.vocab().n_tokens();
+        input.naturals().map(Some).ok_or_else(|| wrong(name, "token ids"))
+    }
+}
+
+/// What the model of a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Generate {
+        /// The most choices that the engine generates together.
+        max_sequences: u32,
+        is_decoupled: bool,
+    },
+    Embed,
+    Score,
+}
+
+/// A request as it was received.
+pub(crate) struct Draft {
+    kind: Kind,
+    pub(crate) operation: Operation,
+    text: String,
+    pair: Option<String>,
+    given_tokens: Option<Vec<u32>>,
+    /// JSON.
+    sampling: Option<String>,
+    parameters: Map<String, Value>,
+    add_special_tokens: bool,
+    truncate: Option<i32>,
+    normalize: bool,
+    is_streamed: bool,
+    excludes_prompt: bool,
+    returns: Returns,
+    responder: Responder,
+}
+
+/// A request for an engine, or what its client gets at once.
+pub(crate) enum Prepared {
+    Generate(Box<Request>),
+    Pool(PoolingRequest),
+    /// Tokens, and the text of each.
+    Tokens(Responder, Vec<u32>, Vec<Vec<u8>>),
+    Text(Responder, String),
+}
+
+impl Draft {
+    /// Whether the preparation may take longer than a few milliseconds.
+    pub(crate) fn is_long(&self) -> bool {
+        let json = self.sampling.as_deref().unwrap_or_default();
+        self.text.len() > LONG
+            || self.pair.as_ref().is_some_and(|pair| pair.len() > LONG)
+            || json.len() > LONG
+            || json.contains("structured_outputs")
+            || json.contains("guided_decoding")
+            || ["structured_outputs", "guided_decoding"]
+                .iter()
+                .any(|name| self.parameters.contains_key(*name))
+    }
+
+    /// Returns the request for the engine. A request that is wrong fails.
+    pub(crate) fn prepare(mut self, model: &Model) -> Option<Prepared> {
+        let prepared = match (self.operation, self.kind) {
+            (Operation::Tokenize, _) => self.tokenize(model).map(Work::Tokens),
+            (Operation::Detokenize, _) => self.detokenize(model).map(Work::Text),
+            (Operation::Task, Kind::Generate { max_sequences, is_decoupled }) => {
+                self.generate(model, max_sequences, is_decoupled).map(Box::new).map(Work::Generate)
+            }
+            (Operation::Task, Kind::Embed | Kind::Score) => self.pool(model).map(Work::Pool),
+        };
+        let work = match prepared {
+            Ok(work) => work,
+            Err(failure) => {
+                self.responder.fail(&failure);
+                return None;
+            }
+        };
+        Some(match work {
+            Work::Tokens((tokens, pieces)) => Prepared::Tokens(self.responder, tokens, pieces),
+            Work::Text(text) => Prepared::Text(self.responder, text),
+            Work::Pool(tokens) => Prepared::Pool(PoolingRequest {
+                tokens,
+                normalize: self.normalize,
+                returns_tokens: self.returns.prompt_token_ids,
+                responder: self.responder,
+            }),
+            Work::Generate(prompt) => {
+                let Prompt { tokens, sampling, matcher, adapter } = *prompt;
+                let returns = Returns {
+                    logprobs: self.returns.logprobs && sampling.logprobs.is_some(),
+                    token_ids: self.returns.token_ids && sampling.n == 1,
+                    ..self.returns
+                };
+                let prefix = if self.excludes_prompt { String::new() } else { self.text };
+                Prepared::Generate(Box::new(Request {
+                    prefix,
+                    prompt: tokens,
+                    sampling,
+                    matcher,
+                    is_streamed: self.is_streamed,
+                    returns,
+                    adapter,
+                    responder: self.responder,
+                }))
+            }
+        })
+    }
+
+    /// Returns the tokens that the client gives in place of a text; `None` if it gives none.
+    fn checked_tokens(&mut self, model: &Model) -> Result<Option<Vec<i32>>, Failure> {
+        let Some(ids) = self.given_tokens.take() else { return Ok(None) };
+        let count = model.inner.vocab().n_tokens();
         let tokens = ids.into_iter().map(|id| match i32::try_from(id) {
             Ok(token) if token < count => Ok(token),
             _ => Err(Failure::invalid(format!(
@@ -73,40 +234,44 @@ impl<'a> Reader<'a> {
         tokens.collect::<Result<Vec<_>, _>>().map(Some)
     }
 
-    /// Returns the tokens of a request to tokenise, and the text of each.
-    pub(crate) fn to_tokenize(self, input: &str) -> Result<(Vec<u32>, Vec<Vec<u8>>), Failure> {
-        let text = self.required_text(input)?;
-        let tokens = self.model.tokenize(text, self.flag("add_special_tokens", true)?);
-        let pieces = tokens.iter().map(|token| self.model.piece(*token, true)).collect();
+    /// Returns the tokens of the text, unless the client gives some.
+    fn tokens(&mut self, model: &Model) -> Result<Vec<i32>, Failure> {
+        let given = self.checked_tokens(model)?.filter(|tokens| !tokens.is_empty());
+        Ok(match (given, &self.pair) {
+            (Some(tokens), _) => tokens,
+            (None, Some(pair)) => model.tokenize_pair(&self.text, pair),
+            (None, None) => model.tokenize(&self.text, self.add_special_tokens),
+        })
+    }
+
+    fn tokenize(&mut self, model: &Model) -> Result<(Vec<u32>, Vec<Vec<u8>>), Failure> {
+        let tokens = self.tokens(model)?;
+        let pieces = tokens.iter().map(|token| model.piece(*token, true)).collect();
         Ok((tokens.iter().map(|token| token.cast_unsigned()).collect(), pieces))
     }
 
-    /// Returns the text of the tokens of a request.
-    pub(crate) fn to_detokenize(self) -> Result<String, Failure> {
-        let tokens = self.given_tokens()?;
+    fn detokenize(&mut self, model: &Model) -> Result<String, Failure> {
+        let tokens = self.checked_tokens(model)?;
         let tokens = tokens.ok_or_else(|| wrong("prompt_token_ids", "token ids"))?;
-        Ok(self.model.detokenize(&tokens))
+        Ok(model.detokenize(&tokens))
     }
 
-    /// Returns a request to generate text.
-    pub(crate) fn to_generate(
-        self,
+    fn generate(
+        &mut self,
+        model: &Model,
         max_sequences: u32,
         is_decoupled: bool,
-    ) -> Result<Request, Failure> {
-        let prompt = self.required_text("text_input")?;
-        let sampling = match self.text("sampling_parameters")? {
+    ) -> Result<Prompt, Failure> {
+        let sampling = match &self.sampling {
             Some(json) => Sampling::read(members(json)?)?,
-            None => Sampling::read(self.batch.parameters(self.position))?,
+            None => Sampling::read(std::mem::take(&mut self.parameters))?,
         };
-        let is_streamed = self.flag("stream", false)?;
-        let excludes_prompt = self.flag("exclude_input_in_output", is_streamed)?;
-        if is_streamed && !excludes_prompt {
+        if self.is_streamed && !self.excludes_prompt {
             return Err(Failure::invalid(
                 "a stream has no prompt in its output: exclude_input_in_output must be true",
             ));
         }
-        if is_streamed && !is_decoupled {
+        if self.is_streamed && !is_decoupled {
             return Err(Failure::invalid(
                 "stream is true, but the configuration of the model is not decoupled",
             ));
@@ -120,102 +285,54 @@ impl<'a> Reader<'a> {
         }
         let adapter = match &sampling.adapter {
             None => None,
-            Some(name) => Some(self.adapter(name)?),
+            Some(name) => Some(adapter(model, name)?),
         };
-        let tokens = self.prompt_tokens(prompt, &sampling)?;
-        let matcher = sampling.structure.as_ref();
-        let matcher = matcher.map(|structure| self.model.matcher(structure)).transpose()?;
-        let returns = Returns {
-            finish_reason: self.flag("return_finish_reason", true)?,
-            counts: self.flag("return_num_output_tokens", true)?,
-            logprobs: sampling.logprobs.is_some() && self.flag("return_logprobs", true)?,
-            token_ids: self.flag("return_token_ids", false)? && sampling.n == 1,
-            prompt_token_ids: self.flag("return_prompt_token_ids", false)?,
-        };
-        Ok(Request {
-            prefix: if excludes_prompt { String::new() } else { prompt.to_owned() },
-            prompt: tokens,
-            sampling,
-            matcher,
-            is_streamed,
-            returns,
-            adapter,
-            responder: self.batch.detach(self.position)?,
-        })
-    }
-
-    /// Returns the position of an adapter in the model's list.
-    fn adapter(self, name: &str) -> Result<usize, Failure> {
-        let names = &self.model.adapters;
-        names.iter().position(|known| known == name).ok_or_else(|| {
-            let known = match names.is_empty() {
-                true => "the model has no adapters (multi_lora.json)".to_owned(),
-                false => format!("available are {}", names.join(", ")),
-            };
-            Failure::invalid(format!("unknown adapter '{}': {known}", name.escape_debug()))
-        })
-    }
-
-    /// Returns the tokens of a prompt that leaves room for output.
-    fn prompt_tokens(self, prompt: &str, sampling: &Sampling) -> Result<Vec<i32>, Failure> {
-        let limit = self.model.context_length as usize;
-        let given = self.given_tokens()?.filter(|tokens| !tokens.is_empty());
-        let mut tokens = match given {
-            Some(tokens) => tokens,
-            None => self.model.tokenize(prompt, self.flag("add_special_tokens", true)?),
-        };
+        let mut tokens = self.tokens(model)?;
         if let Some(wanted) = sampling.truncate_prompt {
             tokens.drain(..tokens.len().saturating_sub(wanted));
         }
+        let limit = model.context_length as usize;
         match tokens.len() {
-            0 => Err(Failure::invalid("the prompt has no tokens")),
-            length if length >= limit => Err(Failure::invalid(format!(
-                "the prompt has {length} tokens, and the context of the model is {limit} tokens: \
-                 a shorter prompt leaves room for the output"
+            0 => return Err(Failure::invalid("the prompt has no tokens")),
+            length if length >= limit => {
+                return Err(Failure::invalid(format!(
+                    "this model's maximum context length is {limit} tokens, and the prompt has \
+                     {length} tokens: a shorter prompt leaves room for the output"
+                )));
+            }
+            _ => {}
+        }
+        let matcher = sampling.structure.as_ref();
+        let matcher = matcher.map(|structure| model.matcher(structure)).transpose()?;
+        Ok(Prompt { tokens, sampling, matcher, adapter })
+    }
+
+    /// Returns the tokens of a text, or of a pair of texts.
+    fn pool(&mut self, model: &Model) -> Result<Vec<i32>, Failure> {
+        let mut tokens = self.tokens(model)?;
+        let limit = model.context_length as usize;
+        self.truncate(model, &mut tokens, limit)?;
+        match tokens.len() {
+            0 => Err(Failure::invalid("the text has no tokens")),
+            length if length > limit => Err(Failure::invalid(format!(
+                "this model's maximum context length is {limit} tokens, and the text has {length} \
+                 tokens: truncate_prompt_tokens -1 cuts the rest off"
             ))),
             _ => Ok(tokens),
         }
     }
 
-    /// Returns a request for the embedding of a text, or, with `is_pair`, for the score of a pair.
-    pub(crate) fn to_pool(self, is_pair: bool) -> Result<PoolingRequest, Failure> {
-        let text = self.required_text("text")?;
-        let given = self.given_tokens()?.filter(|tokens| !tokens.is_empty());
-        let mut tokens = match given {
-            Some(tokens) => tokens,
-            None if is_pair => self.model.tokenize_pair(text, self.required_text("text_pair")?),
-            None => self.model.tokenize(text, self.flag("add_special_tokens", true)?),
-        };
-        let limit = self.model.context_length as usize;
-        self.truncate(&mut tokens, limit)?;
-        match tokens.len() {
-            0 => Err(Failure::invalid("the text has no tokens")),
-            length if length > limit => Err(Failure::invalid(format!(
-                "the text has {length} tokens, and the context of the model is {limit} tokens: \
-                 truncate_prompt_tokens -1 cuts the rest off"
-            ))),
-            _ => Ok(PoolingRequest {
-                tokens,
-                normalize: self.flag("normalize", true)?,
-                returns_tokens: self.flag("return_prompt_token_ids", false)?,
-                responder: self.batch.detach(self.position)?,
-            }),
-        }
-    }
-
     /// Cuts off what the client does not want, or, if it says -1, what does not fit. The token that
     /// ends a text stays.
-    fn truncate(self, tokens: &mut Vec<i32>, limit: usize) -> Result<(), Failure> {
-        let name = "truncate_prompt_tokens";
-        let Some(input) = self.batch.input(name) else { return Ok(()) };
-        let wanted = input.integer(self.position).ok_or_else(|| wrong(name, "one integer"))?;
+    fn truncate(&self, model: &Model, tokens: &mut Vec<i32>, limit: usize) -> Result<(), Failure> {
+        let Some(wanted) = self.truncate else { return Ok(()) };
         let wanted = match usize::try_from(wanted) {
             Err(_) if wanted == -1 => limit,
             Ok(wanted) if wanted >= 1 => wanted,
             _ => {
                 return Err(Failure::invalid(format!(
-                    "{name} {wanted} is not allowed: it must be -1, for the context of the model, \
-                     or a number from 1"
+                    "truncate_prompt_tokens {wanted} is not allowed: it must be -1, for the \
+                     context of the model, or a number from 1"
                 )));
             }
         };
@@ -223,12 +340,41 @@ impl<'a> Reader<'a> {
             return Ok(());
         };
         tokens.truncate(wanted);
-        let is_special = self.model.inner.vocab().is_control(llama_cpp_2::token::LlamaToken(last));
-        if is_special && let Some(end) = tokens.last_mut() {
+        if model.inner.vocab().is_control(LlamaToken(last))
+            && let Some(end) = tokens.last_mut()
+        {
             *end = last;
         }
         Ok(())
     }
+}
+
+/// What a draft has become, without its responder.
+enum Work {
+    Generate(Box<Prompt>),
+    Pool(Vec<i32>),
+    Tokens((Vec<u32>, Vec<Vec<u8>>)),
+    Text(String),
+}
+
+/// The checked parts of a request to generate text.
+struct Prompt {
+    tokens: Vec<i32>,
+    sampling: Sampling,
+    matcher: Option<Matcher>,
+    adapter: Option<usize>,
+}
+
+/// Returns the position of an adapter in the model's list.
+fn adapter(model: &Model, name: &str) -> Result<usize, Failure> {
+    let names = &model.adapters;
+    names.iter().position(|known| known == name).ok_or_else(|| {
+        let known = match names.is_empty() {
+            true => "the model has no adapters (multi_lora.json)".to_owned(),
+            false => format!("available are {}", names.join(", ")),
+        };
+        Failure::invalid(format!("unknown adapter '{}': {known}", name.escape_debug()))
+    })
 }
 
 /// Reads JSON with the parameters of sampling.

@@ -13,6 +13,10 @@ const MAX_LOGPROBS: u64 = 20;
 /// The most stop strings of a request, and their length in bytes.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
+/// The longest JSON of a schema, or grammar, in bytes.
+const MAX_STRUCTURE_BYTES: usize = 256 << 10;
+/// The longest regular expression, in bytes: the time to compile one grows faster than its length.
+const MAX_REGEX_BYTES: usize = 8 << 10;
 /// The most tokens in a list.
 const MAX_TOKENS_IN_LIST: usize = 16_384;
 
@@ -313,7 +317,19 @@ fn structure(value: &Value) -> Result<Option<Structure>, Failure> {
             return Err(wrong(name, value, allowed));
         }
     }
-    found.map(Some).ok_or_else(|| wrong(name, value, allowed))
+    let found = found.ok_or_else(|| wrong(name, value, allowed))?;
+    let (length, most) = match &found {
+        Structure::Regex(text) => (text.len(), MAX_REGEX_BYTES),
+        Structure::Json(schema) => (schema.to_string().len(), MAX_STRUCTURE_BYTES),
+        Structure::Grammar(text) => (text.len(), MAX_STRUCTURE_BYTES),
+        Structure::Choice(texts) => (texts.iter().map(String::len).sum(), MAX_STRUCTURE_BYTES),
+    };
+    if length > most {
+        return Err(Failure::invalid(format!(
+            "{name} is too long: it has {length} bytes, and at most {most} are allowed for its kind"
+        )));
+    }
+    Ok(Some(found))
 }
 
 #[cfg(test)]

@@ -309,6 +309,8 @@ static pharos_code call_with_null(const pharos_host *host)
     good += host->responder_finish(NULL) == PHAROS_OK;
     good += host->responder_is_cancelled(NULL) != 0;
     good += host->responder_ready(NULL) != 0;
+    host->responder_hold(NULL, 0);
+    good += *host->last_error() == '\0';
     host->responder_drop(NULL);
     good += host->keep_input(NULL, 0, NULL, NULL) == PHAROS_OK;
     host->release_input(NULL);

@@ -67,6 +67,7 @@ pub(super) struct Host {
     keep_input: host_fn!((*const Handle, usize, *mut *const c_void, *mut *const Slot<Received>) -> Code),
     release_input: host_fn!((*const Slot<Received>)),
     responder_ready: host_fn!((*const Detached) -> i32),
+    responder_hold: host_fn!((*const Detached, i32)),
 }
 
 /// `pharos_host`.
@@ -115,6 +116,7 @@ pub(super) static HOST: Host = Host {
     keep_input: running::keep_input,
     release_input: running::release_input,
     responder_ready: responses::responder_ready,
+    responder_hold: responses::responder_hold,
 };
 
 unsafe extern "C" fn last_error() -> *const c_char {

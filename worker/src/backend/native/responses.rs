@@ -296,6 +296,17 @@ pub(super) unsafe extern "C" fn responder_ready(responder: *const Detached) -> i
 
 /// # Safety
 /// As above.
+pub(super) unsafe extern "C" fn responder_hold(responder: *const Detached, hold: i32) {
+    outcome_of(|| {
+        // SAFETY: the caller guarantees it.
+        let (responder, _) = unsafe { responder_in(responder) }?;
+        responder.hold_responses(hold != 0);
+        Ok(())
+    });
+}
+
+/// # Safety
+/// As above.
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
     outcome_of(|| {
         // SAFETY: the caller guarantees it.
