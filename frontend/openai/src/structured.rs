@@ -59,7 +59,7 @@ struct Removed {
     replacement: &'static str,
 }
 
-const REMOVED: [Removed; 7] = [
+const REMOVED: [Removed; 9] = [
     Removed { name: "guided_json", replacement: "structured_outputs.json" },
     Removed { name: "guided_json_object", replacement: "structured_outputs.json_object" },
     Removed { name: "guided_regex", replacement: "structured_outputs.regex" },
@@ -70,6 +70,9 @@ const REMOVED: [Removed; 7] = [
         replacement: "structured_outputs.whitespace_pattern",
     },
     Removed { name: "guided_decoding_backend", replacement: "structured_outputs" },
+    // llama.cpp's server; its grammars have another syntax.
+    Removed { name: "grammar", replacement: "structured_outputs.grammar, in Lark's syntax" },
+    Removed { name: "json_schema", replacement: "response_format" },
 ];
 
 impl StructuredOutput {
@@ -94,7 +97,7 @@ impl Structured {
                 return Err(ApiError::invalid_field(
                     removed.name,
                     format!(
-                        "{} is no longer supported: use {} instead",
+                        "{} is not supported: use {} instead",
                         removed.name, removed.replacement
                     ),
                 ));
