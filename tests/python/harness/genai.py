@@ -8,6 +8,7 @@ The weights are chosen so that the text is known, whatever else the engine compu
 - after `dice` comes one of six words with equal probability, and after each of them `dice`;
 - after `euro` come the three bytes of a character, one by one, then the end;
 - after `recall` comes the word from `one` to `nine` that was most frequent in the text: it is read from the KV cache;
+- after each capital letter comes the next one, and `A` after `Z`, without end;
 - after any other token, all tokens are equally likely.
 
 There are two forms. The usual one has the operator GroupQueryAttention, a batch with padding, and a cache for each row. The paged one, for the
@@ -29,16 +30,19 @@ CHAT_TEMPLATE = (
 )
 COUNT = "one two three four five six seven eight nine".split()
 SIDES = "ace deuce trey cater cinque sice".split()
+LETTERS = string.ascii_uppercase
 SPECIAL = ["<unk>", "<s>", "</s>", *(f"<|{role}|>" for role in ("user", "assistant", "system"))]
 UNKNOWN, BEGIN, END = range(3)
-CONTEXT_LENGTH = 1024
+CONTEXT_LENGTH = 32_768
 LIKELY = 25.0
 """The difference of the logits between a token that follows and all others."""
 WIDTH = 16
 """The numbers of a token in the KV cache."""
 SPACE = "\u0120"
 """The space in a byte-level vocabulary."""
-BLOCKS, BLOCK = 64, 16
+BLOCK = 16
+"""The tokens of a block of the paged cache."""
+BLOCKS = 4 * CONTEXT_LENGTH // BLOCK
 
 
 def letters() -> list:
@@ -68,21 +72,22 @@ def followers(ids: dict) -> list:
     pairs = [pair for text, follower in zip(COUNT, COUNT[1:]) for pair in after(text, word(follower))] + after(COUNT[-1], END)
     pairs += [(ids["<|assistant|>"], word("hello")), (word("hello"), word("world")), (word("world"), END), *after("loop", word("loop"))]
     pairs += [pair for side in SIDES for pair in (*after("dice", word(side)), (word(side), word("dice")))]
+    pairs += [(ids[before], ids[after]) for before, after in zip(LETTERS, LETTERS[1:] + LETTERS[:1])]
     bytes_of = [ids[letters()[byte]] for byte in "€".encode()]
     return pairs + after("euro", bytes_of[0]) + list(zip(bytes_of, [*bytes_of[1:], END]))
 
 
-def write_model(folder: Path, paged: bool = False, chat_template: str | None = CHAT_TEMPLATE, search: dict | None = None):
-    """Writes the directory of a model; `search` has further defaults of sampling."""
+def write_model(folder: Path, paged=False, chat_template: str | None = CHAT_TEMPLATE, search: dict | None = None, blocks=BLOCKS):
+    """Writes the directory of a model; `search` has further defaults of sampling, `blocks` are those of the paged cache."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens, merges = vocabulary()
     ids = {text: number for number, text in enumerate(tokens)}
     (folder / "model.onnx").write_bytes(paged_graph(tokens, ids) if paged else padded_graph(tokens, ids))
-    named = lambda **files: [(folder / f"{name}.json").write_text(json.dumps(content)) for name, content in files.items()]  # noqa: E731
-    special = [{"id": number, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False} for number, text in enumerate(SPECIAL)]
+    plain = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    special = [{"id": number, "content": text} | plain for number, text in enumerate(SPECIAL)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    named(
-        tokenizer={
+    files = {
+        "tokenizer": {
             "version": "1.0",
             "added_tokens": special,
             "normalizer": None,
@@ -96,7 +101,7 @@ def write_model(folder: Path, paged: bool = False, chat_template: str | None = C
             },
             "model": {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": None, "byte_fallback": False, "ignore_merges": False},
         },
-        tokenizer_config={
+        "tokenizer_config": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": "<s>",
             "eos_token": "</s>",
@@ -105,11 +110,13 @@ def write_model(folder: Path, paged: bool = False, chat_template: str | None = C
             "model_max_length": CONTEXT_LENGTH,
         }
         | ({"chat_template": chat_template} if chat_template else {}),
-        genai_config=configuration(len(tokens), paged, search or {}),
-    )
+        "genai_config": configuration(len(tokens), paged, search or {}, blocks),
+    }
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def configuration(count: int, paged: bool, search: dict) -> dict:
+def configuration(count: int, paged: bool, search: dict, blocks: int) -> dict:
     """Returns `genai_config.json`."""
     inputs = {"input_ids": "input_ids", "past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
     more = ["cumulative_sequence_lengths", "past_sequence_lengths", "block_table"] if paged else ["attention_mask"]
@@ -136,7 +143,7 @@ def configuration(count: int, paged: bool, search: dict) -> dict:
         },
         "search": {"max_length": CONTEXT_LENGTH, "past_present_share_buffer": not paged} | search,
     }
-    return config | ({"engine": {"dynamic_batching": {"block_size": BLOCK, "num_blocks": BLOCKS, "max_batch_size": 4}}} if paged else {})
+    return config | ({"engine": {"dynamic_batching": {"block_size": BLOCK, "num_blocks": blocks, "max_batch_size": 4}}} if paged else {})
 
 
 def likelihoods(tokens: list, ids: dict) -> np.ndarray:

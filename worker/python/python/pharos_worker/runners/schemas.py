@@ -1,4 +1,4 @@
-"""Bounds the cost of JSON schemas that clients send to engines: some engines expand a schema without a limit of their own."""
+"""Bounds the cost of JSON schemas that clients send to engines: some engines expand a schema without a limit."""
 
 import json
 
@@ -72,7 +72,7 @@ def alternatives(schema, root, known):
 
 
 def target(reference, root):
-    """Returns what a reference within a schema means; None if it is none."""
+    """Returns what a reference within a schema means; None if nothing has this name."""
     found = root
     if not reference.startswith("#"):
         return None

@@ -204,12 +204,14 @@ class Gauges:
                 self.series.append(None)
         self.labels = [args["model_name"], args["model_version"], args["model_instance_name"]]
         self.at = 0.0
+        self.busy = False
 
     def record(self, now, running, waiting, kv_usage=None):
-        """Records the state of the engine, at most ten times a second while it runs."""
-        if now - self.at < SAMPLE_EVERY_S and (running or waiting):
+        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs."""
+        busy = bool(running or waiting)
+        if busy and self.busy and now - self.at < SAMPLE_EVERY_S:
             return
-        self.at = now
+        self.at, self.busy = now, busy
         for series, value in zip(self.series, (running, waiting, kv_usage)):
             if series is not None and value is not None:
                 series.add_or_update(float(value), self.labels)
