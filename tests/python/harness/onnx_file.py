@@ -51,11 +51,11 @@ def attribute(name: str, value) -> bytes:
     return field(1, name) + b"".join(field(8, number) for number in value) + field(20, INTEGERS)
 
 
-def node(operator: str, inputs: list, outputs: list, **attributes) -> bytes:
+def node(operator: str, inputs: list, outputs: list, domain: str = "", **attributes) -> bytes:
     """Encodes one operation."""
     names = b"".join(field(1, name) for name in inputs) + b"".join(field(2, name) for name in outputs)
     more = b"".join(field(5, attribute(*item)) for item in attributes.items())
-    return names + field(3, f"{operator}_{outputs[0]}") + field(4, operator) + more
+    return names + field(3, f"{operator}_{outputs[0]}") + field(4, operator) + more + (field(7, domain) if domain else b"")
 
 
 def constant(name: str, datatype: str, array) -> bytes:
@@ -70,10 +70,11 @@ def external_constant(name: str, datatype: str, array, file: str) -> bytes:
     return dims + field(2, ELEMENT[datatype]) + field(8, name) + field(13, field(1, "location") + field(2, file)) + field(14, EXTERNAL)
 
 
-def model(nodes: list, inputs: list, outputs: list, constants=()) -> bytes:
-    """Encodes a whole file; inputs and outputs are `(name, datatype, dims)`."""
+def model(nodes: list, inputs: list, outputs: list, constants=(), domains=()) -> bytes:
+    """Encodes a whole file; inputs and outputs are `(name, datatype, dims)`. `domains` are those of operations beside ONNX's own."""
     graph = b"".join(field(1, item) for item in nodes) + field(2, "graph")
     graph += b"".join(field(5, item) for item in constants)
     graph += b"".join(field(11, value_info(*item)) for item in inputs)
     graph += b"".join(field(12, value_info(*item)) for item in outputs)
-    return field(1, 8) + field(7, graph) + field(8, field(1, "") + field(2, 17))
+    imports = b"".join(field(8, field(1, domain) + field(2, version)) for domain, version in [("", 17), *((one, 1) for one in domains)])
+    return field(1, 8) + field(7, graph) + imports

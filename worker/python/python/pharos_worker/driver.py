@@ -15,6 +15,7 @@ from pharos_worker import _native
 
 # The runners of backends without a model.py: modules with a class of the same interface.
 RUNNERS = {
+    "onnxruntime_genai": "pharos_worker.runners.onnxruntime_genai",
     "pytorch": "pharos_worker.runners.pytorch",
     "sklearn": "pharos_worker.runners.sklearn",
     "torchserve": "pharos_worker.runners.torchserve",

@@ -1,0 +1,307 @@
+"""What the runners of language models share: the tensors of Triton's vllm_backend, their requests and responses, chat templates and gauges."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pharos_worker import metrics
+
+CANCELLED_EVERY_S = 0.05
+"""The time between two looks for clients that have left, while the engine waits."""
+SLOW_CLIENT_S = 0.005
+"""The time between two attempts to send to a client that reads slowly."""
+SAMPLE_EVERY_S = 0.1
+"""The time between two samples of the gauges."""
+SWITCH_S = 0.0005
+"""How long a thread of Python holds the interpreter while another one waits. The default of 5 ms would be added to the time to the first
+token for each of the threads on the way: the one that gets requests and the one of the engine."""
+INPUTS = [
+    ("text_input", "TYPE_STRING"),
+    ("stream", "TYPE_BOOL"),
+    ("sampling_parameters", "TYPE_STRING"),
+    ("exclude_input_in_output", "TYPE_BOOL"),
+    ("return_finish_reason", "TYPE_BOOL"),
+    ("return_cumulative_logprob", "TYPE_BOOL"),
+    ("return_logprobs", "TYPE_BOOL"),
+    ("return_num_input_tokens", "TYPE_BOOL"),
+    ("return_num_output_tokens", "TYPE_BOOL"),
+    ("return_token_ids", "TYPE_BOOL"),
+]
+OUTPUTS = [
+    ("text_output", "TYPE_STRING"),
+    ("finish_reason", "TYPE_STRING"),
+    ("stop_reason", "TYPE_STRING"),
+    ("cumulative_logprob", "TYPE_FP32"),
+    ("logprobs", "TYPE_STRING"),
+    ("token_ids", "TYPE_UINT32"),
+    ("num_input_tokens", "TYPE_UINT32"),
+    ("num_cached_tokens", "TYPE_UINT32"),
+    ("num_output_tokens", "TYPE_UINT32"),
+]
+PROBABILITIES = ("cumulative_logprob", "logprobs")
+"""The outputs with probabilities, which not all engines have."""
+RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
+"""The outputs that a request gets unless it excludes them."""
+IGNORED = ("stream", "exclude_input_in_output")
+"""Parameters of a request that are no parameters of sampling."""
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def invalid(message):
+    """Returns the error of a wrong request."""
+    return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+
+
+def cancelled():
+    """Returns the error of a request whose client has left."""
+    return pb_utils.TritonError("the request is cancelled", pb_utils.TritonError.CANCELLED)
+
+
+class WrongRequest(Exception):
+    """A request that its client must change."""
+
+
+@dataclass
+class Request:
+    """A request as its tensors have it."""
+
+    text: str
+    members: dict
+    stream: bool
+    has_prompt: bool
+    returns: set
+
+
+@dataclass
+class Pending:
+    """What a choice has for its client since the last response."""
+
+    text: str = ""
+    token_ids: list = field(default_factory=list)
+    unnamed_tokens: int = 0
+    logprobs: list = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: object = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Job:
+    """A request that is answered. `unnamed_tokens` of its choices count, but their ids are not known."""
+
+    sender: object
+    request: Request
+    choices: list
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def response(self):
+        """Returns the response with all that was taken, and forgets it."""
+        choices, self.choices = self.choices, [Pending() for _ in self.choices]
+        returns = self.request.returns
+        strings = lambda texts: np.array([text.encode() for text in texts], np.object_)  # noqa: E731
+        naturals = lambda numbers: np.array(numbers, np.uint32)  # noqa: E731
+        tensors = {"text_output": strings(one.text for one in choices)}
+        if "finish_reason" in returns:
+            tensors["finish_reason"] = strings(str(one.finish_reason) for one in choices)
+            tensors["stop_reason"] = strings(json.dumps(one.stop_reason) for one in choices)
+        if "cumulative_logprob" in returns:
+            tensors["cumulative_logprob"] = np.array([one.cumulative_logprob or 0 for one in choices], np.float32)
+        if "logprobs" in returns:
+            tensors["logprobs"] = strings(json.dumps([logprobs_of(one) for one in choice.logprobs]) for choice in choices)
+        if "token_ids" in returns:
+            tensors["token_ids"] = naturals(choices[0].token_ids)
+        if "num_input_tokens" in returns:
+            tensors["num_input_tokens"] = naturals([self.prompt_tokens])
+            tensors["num_cached_tokens"] = naturals([self.cached_tokens])
+        if "num_output_tokens" in returns:
+            tensors["num_output_tokens"] = naturals([len(one.token_ids) + one.unnamed_tokens for one in choices])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, data) for name, data in tensors.items()])
+
+    def has_news(self):
+        """Returns whether there is something to send."""
+        return any(one.text or one.token_ids or one.finish_reason for one in self.choices)
+
+    def fail(self, error):
+        """Ends the request with an error."""
+        self.sender.send(pb_utils.InferenceResponse(error=error), FINAL)
+
+
+def logprobs_of(position):
+    """Returns the probabilities of a position in vllm_backend's form."""
+    return {
+        str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+        for token, one in position.items()
+    }
+
+
+def value_of(name, value):
+    """Returns the value of a parameter. Clients of vllm_backend write numbers, flags and objects as strings, flags also as Python does."""
+    if isinstance(value, str) and name not in ("stop", "lora_name"):
+        for text in (value, value.lower()):
+            try:
+                return json.loads(text)
+            except (ValueError, RecursionError):
+                pass
+    return value
+
+
+def one_of(request, name):
+    """Returns the only element of an input; None if the request does not have it."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return None
+    elements = tensor.as_numpy().reshape(-1)
+    if len(elements) != 1:
+        raise WrongRequest(f"the input '{name}' has {len(elements)} elements; it must have one")
+    return elements[0]
+
+
+def read(request, outputs, decoupled):
+    """Reads the tensors of a request for a model with these outputs."""
+    flag = lambda name, default: default if (value := one_of(request, name)) is None else bool(value)  # noqa: E731
+    text = one_of(request, "text_input")
+    given = one_of(request, "sampling_parameters")
+    if given is None:
+        given = request.parameters() or "{}"
+    try:
+        members = json.loads(given)
+        text = text.decode()
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise WrongRequest(f"the inputs must be a text in UTF-8 and parameters of sampling in JSON: {error}") from None
+    if not isinstance(members, dict):
+        raise WrongRequest("the input 'sampling_parameters' must be a JSON object")
+    stream = flag("stream", False)
+    excludes_prompt = flag("exclude_input_in_output", stream)
+    if stream and not (decoupled and excludes_prompt):
+        raise WrongRequest("stream is true: the model must be decoupled, and exclude_input_in_output must be true")
+    names = (*RETURNED, *PROBABILITIES, "token_ids")
+    returns = {name for name in names if flag(f"return_{name}", name in RETURNED)}
+    return Request(
+        text=text,
+        members={name: value_of(name, value) for name, value in members.items() if name not in IGNORED},
+        stream=stream,
+        has_prompt=not excludes_prompt,
+        returns=returns & outputs,
+    )
+
+
+class Gauges:
+    """The gauges of an instance."""
+
+    NAMES = ("pharos_llm_running_requests", "pharos_llm_waiting_requests", "pharos_llm_kv_cache_usage_ratio")
+
+    def __init__(self, args):
+        self.series = []
+        for name in self.NAMES:
+            try:
+                self.series.append(metrics.get_metric(name, "gauge"))
+            except Exception:
+                # metrics.yaml does not have it.
+                self.series.append(None)
+        self.labels = [args["model_name"], args["model_version"], args["model_instance_name"]]
+        self.at = 0.0
+        self.busy = False
+
+    def record(self, now, running, waiting, kv_usage=None):
+        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs."""
+        busy = bool(running or waiting)
+        if busy and self.busy and now - self.at < SAMPLE_EVERY_S:
+            return
+        self.at, self.busy = now, busy
+        for series, value in zip(self.series, (running, waiting, kv_usage)):
+            if series is not None and value is not None:
+                series.add_or_update(float(value), self.labels)
+
+
+def complete(config, parameters, left_out=()):
+    """Adds the tensors to a configuration, except those of the outputs that are left out, and the parameters that it does not set."""
+    given = config.as_dict()
+    names = [[entry["name"] for entry in given[kind]] for kind in ("input", "output")]
+    for name, kind in INPUTS:
+        if name not in names[0] and name.removeprefix("return_") not in left_out:
+            config.add_input({"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"})
+    for name, kind in OUTPUTS:
+        if name not in names[1] and name not in left_out:
+            config.add_output({"name": name, "data_type": kind, "dims": [-1]})
+    config.set_model_transaction_policy({"decoupled": True})
+    config.set_max_batch_size(0)
+    own = given.setdefault("parameters", {})
+    for name, text in parameters.items():
+        own.setdefault(name, {"string_value": text})
+    return config
+
+
+def open_requests(sequences):
+    """Returns the requests that an engine holds which runs so many: those above it wait in the queue of the server."""
+    return str(sequences + max(1, sequences // 8))
+
+
+def template_of(path_of):
+    """Returns the parameters of the configuration with the chat template and its special tokens; `path_of` gives the path of a file of the
+    tokenizer."""
+    tokenizer = read_object(path_of("tokenizer_config.json"))
+    template = path_of("chat_template.jinja")
+    chosen = template.read_text() if template.is_file() else tokenizer.get("chat_template")
+    if isinstance(chosen, list):
+        named = {entry.get("name"): entry.get("template") for entry in chosen}
+        chosen = named.get("default")
+    found = {"chat_template": chosen} if isinstance(chosen, str) else {}
+    for name in ("bos_token", "eos_token"):
+        token = tokenizer.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def read_object(path, purpose=None):
+    """Reads a JSON object from a file; an empty one without the file, unless the file has a purpose."""
+    path = Path(path)
+    if not path.is_file():
+        if purpose:
+            raise pb_utils.TritonModelException(f"'{path}' does not exist: it has {purpose}")
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise pb_utils.TritonModelException(f"'{path}' is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise pb_utils.TritonModelException(f"'{path}' must be a JSON object")
+    return value
+
+
+class StopStrings:
+    """Finds stop strings in a text that comes in parts, and holds back what may begin one."""
+
+    def __init__(self, strings, included):
+        self.strings = strings
+        self.included = included
+        self.held = ""
+
+    def take(self, text):
+        """Returns the text that is complete now, and the stop string that ends it; None without one."""
+        self.held += text
+        found = [(at, string) for string in self.strings if (at := self.held.find(string)) >= 0]
+        if found:
+            at, string = min(found)
+            end = at + len(string) if self.included else at
+            text, self.held = self.held[:end], ""
+            return text, string
+        kept = max((self.beginning(string) for string in self.strings), default=0)
+        at = len(self.held) - kept
+        text, self.held = self.held[:at], self.held[at:]
+        return text, None
+
+    def beginning(self, string):
+        """Returns how many characters at the end of the held text begin a stop string."""
+        most = min(len(string) - 1, len(self.held))
+        return next((length for length in range(most, 0, -1) if string.startswith(self.held[-length:])), 0)
+
+    def rest(self):
+        """Returns the held text, at the end of the generation."""
+        text, self.held = self.held, ""
+        return text
