@@ -259,6 +259,7 @@ impl Failure {
             | Reason::UnknownModel
             | Reason::TooLarge
             | Reason::QueueFull
+            | Reason::RateLimited
             | Reason::Restricted
             | Reason::Unauthenticated
             | Reason::Unsupported => None,

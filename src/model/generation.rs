@@ -5,7 +5,7 @@
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
-use crate::infer::InferOutput;
+use crate::infer::{InferInput, InferOutput};
 use crate::tensor::{DataType, Tensor, bytes_elements};
 
 /// The input with the prompt.
@@ -79,6 +79,40 @@ pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
     counts
 }
 
+/// The inputs that say whether a client wants a stream: of Triton's vllm_backend and of
+/// TensorRT-LLM's models.
+const STREAM_INPUTS: [&str; 2] = ["stream", "streaming"];
+
+/// Returns whether a request to a decoupled model wants its tokens one by one.
+pub fn wants_stream(inputs: &[InferInput]) -> bool {
+    inputs.iter().any(|input| {
+        STREAM_INPUTS.contains(&&*input.name)
+            && input.tensor.datatype == DataType::Bool
+            && input.tensor.data.as_slice().iter().any(|byte| *byte != 0)
+    })
+}
+
+/// The bytes of text that are taken for one token where a model does not count.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Returns an estimate of the tokens of a prompt.
+pub fn estimated_prompt(inputs: &[InferInput]) -> u64 {
+    let texts = inputs.iter().filter(|input| input.name == TEXT_INPUT);
+    estimated(texts.map(|input| &input.tensor))
+}
+
+/// Returns an estimate of the tokens of a response, at least one.
+pub fn estimated_output(outputs: &[InferOutput]) -> u64 {
+    let texts = outputs.iter().filter(|output| output.name == TEXT_OUTPUT);
+    estimated(texts.map(|output| &output.tensor)).max(1)
+}
+
+fn estimated<'a>(texts: impl Iterator<Item = &'a Tensor>) -> u64 {
+    // Each text begins with its length.
+    let bytes: usize = texts.map(|text| text.data.len().saturating_sub(BYTES_PER_TOKEN)).sum();
+    u64::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u64::MAX)
+}
+
 /// Returns the elements of a tensor of integers; `None` for another datatype and for negative ones.
 pub fn integers(tensor: &Tensor) -> Option<Vec<u64>> {
     fn read<const N: usize>(
@@ -104,6 +138,27 @@ mod tests {
     fn output(name: &str, datatype: DataType, data: Vec<u8>) -> InferOutput {
         let tensor = Tensor { datatype, shape: vec![-1], data: data.into() };
         InferOutput { name: name.to_owned(), tensor }
+    }
+
+    #[test]
+    fn texts_without_counts_are_estimated() {
+        let mut text = Vec::new();
+        assert!(push_bytes_element(&mut text, b"nine bytes"));
+        let outputs = [output(TEXT_OUTPUT, DataType::Bytes, text)];
+        assert_eq!(estimated_output(&outputs), 3);
+        assert_eq!(estimated_output(&[]), 1);
+        assert_eq!(estimated_prompt(&[]), 0);
+    }
+
+    #[test]
+    fn clients_ask_for_streams() {
+        let input = |name: &str, byte: u8| {
+            let tensor =
+                Tensor { datatype: DataType::Bool, shape: vec![1], data: vec![byte].into() };
+            [InferInput { name: name.to_owned(), tensor }]
+        };
+        assert!(wants_stream(&input("stream", 1)) && wants_stream(&input("streaming", 1)));
+        assert!(!wants_stream(&input("stream", 0)) && !wants_stream(&input("other", 1)));
     }
 
     #[test]
