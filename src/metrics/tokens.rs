@@ -49,6 +49,12 @@ impl Finished {
     pub fn add(&mut self, reason: FinishReason) {
         self.0[reason.index()] += 1;
     }
+
+    /// Returns the reason of each choice.
+    pub fn reasons(&self) -> impl Iterator<Item = FinishReason> {
+        let counts = FinishReason::ALL.into_iter().zip(self.0);
+        counts.flat_map(|(reason, count)| (0..count).map(move |_| reason))
+    }
 }
 
 /// The progress of one request's tokens. Its responses arrive one after the other.
@@ -110,6 +116,11 @@ impl TokenProgress {
         added.intervals = added.generated.min(MAX_OBSERVED);
         added.interval_ns = now.ns_since(Instant(latest)) / added.generated;
         added
+    }
+
+    /// Returns whether a response had the number of tokens of the prompt.
+    pub fn has_prompt(&self) -> bool {
+        self.is_prompt_counted.load(Ordering::Relaxed)
     }
 
     /// Returns whether a response had a token.

@@ -6,6 +6,7 @@ use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
 use crate::infer::{InferInput, InferOutput};
+use crate::request_trace::SamplingLimits;
 use crate::tensor::{DataType, Tensor, bytes_elements};
 
 /// The input with the prompt.
@@ -16,6 +17,8 @@ pub const TEXT_OUTPUT: &str = "text_output";
 pub const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 /// The input with the most tokens to generate.
 pub const MAX_TOKENS: &str = "max_tokens";
+/// The input with the temperature of sampling, of TensorRT-LLM's models.
+const TEMPERATURE: &str = "temperature";
 /// The output with the number of tokens of the prompt.
 pub const NUM_INPUT_TOKENS: &str = "num_input_tokens";
 /// The output with the number of tokens of the prompt that were in a cache.
@@ -50,6 +53,44 @@ impl GenerationForm {
         let has_limit = config.inputs.iter().any(|spec| spec.name == MAX_TOKENS);
         has_limit.then_some(Self::TensorRtLlm)
     }
+}
+
+/// The longest parameters of sampling that are read for a trace, in bytes.
+const MAX_TRACED_PARAMETERS: usize = 64 << 10;
+
+/// Returns the parameters of a request that its trace has, as far as they can be read.
+pub fn sampling_limits(inputs: &[InferInput]) -> SamplingLimits {
+    let mut limits = SamplingLimits::default();
+    for input in inputs {
+        let tensor = &input.tensor;
+        match input.name.as_str() {
+            SAMPLING_PARAMETERS if tensor.data.len() <= MAX_TRACED_PARAMETERS => {
+                let bytes = tensor.data.as_slice();
+                let json = bytes_elements(&bytes).flatten().next();
+                let parsed = json.and_then(|json| serde_json::from_slice::<Sampling>(json).ok());
+                if let Some(Sampling { max_tokens, temperature }) = parsed {
+                    limits = SamplingLimits { max_tokens, temperature };
+                }
+            }
+            MAX_TOKENS => {
+                limits.max_tokens = integers(tensor).and_then(|list| list.first().copied());
+            }
+            TEMPERATURE if tensor.datatype == DataType::Fp32 => {
+                let bytes = tensor.data.as_slice();
+                let first = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes).into());
+                limits.temperature = first;
+            }
+            _ => {}
+        }
+    }
+    limits
+}
+
+/// The members of `sampling_parameters` that a trace has.
+#[derive(serde::Deserialize)]
+struct Sampling {
+    max_tokens: Option<u64>,
+    temperature: Option<f64>,
 }
 
 /// Returns the numbers of tokens in a response. A number that is not an integer counts as unknown.
@@ -148,6 +189,33 @@ mod tests {
         assert_eq!(estimated_output(&outputs), 3);
         assert_eq!(estimated_output(&[]), 1);
         assert_eq!(estimated_prompt(&[]), 0);
+    }
+
+    #[test]
+    fn traces_have_the_parameters_of_both_forms() {
+        let input = |name: &str, datatype, data: Vec<u8>| {
+            let tensor = Tensor { datatype, shape: vec![1], data: data.into() };
+            InferInput { name: name.to_owned(), tensor }
+        };
+        let json = |text: &str| {
+            let mut data = Vec::new();
+            assert!(push_bytes_element(&mut data, text.as_bytes()));
+            [input(SAMPLING_PARAMETERS, DataType::Bytes, data)]
+        };
+        let limits = |max_tokens, temperature| SamplingLimits { max_tokens, temperature };
+        let text = r#"{"max_tokens": 7, "temperature": 0.5, "stop": ["x"]}"#;
+        assert_eq!(sampling_limits(&json(text)), limits(Some(7), Some(0.5)));
+        assert_eq!(sampling_limits(&json("{\"max_tokens\": -1}")), limits(None, None));
+        assert_eq!(sampling_limits(&json("no JSON")), limits(None, None));
+        let tensors = [
+            input(MAX_TOKENS, DataType::Int32, 9_i32.to_le_bytes().to_vec()),
+            input(TEMPERATURE, DataType::Fp32, 0.25_f32.to_le_bytes().to_vec()),
+        ];
+        assert_eq!(sampling_limits(&tensors), limits(Some(9), Some(0.25)));
+        assert_eq!(
+            sampling_limits(&[input(MAX_TOKENS, DataType::Int32, vec![])]),
+            limits(None, None)
+        );
     }
 
     #[test]

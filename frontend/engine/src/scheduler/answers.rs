@@ -10,7 +10,7 @@ use pharos::error::{ErrorCode, InferError};
 use pharos::id::RequestId;
 use pharos::infer::InferResponse;
 use pharos::metrics::record::{
-    self, EstimatedTokens, Failed, FinishReason, MissTimes, TokenProgress,
+    self, EstimatedTokens, Failed, FinishReason, MissTimes, TokenCounts, TokenProgress,
 };
 use pharos::model::generation;
 use pharos::timeline::{Instant, Timeline};
@@ -231,6 +231,11 @@ impl Driver {
                     generated: generation::estimated_output(&response.outputs),
                 };
             }
+            let arrived = response.timeline.request_end;
+            let known = progress.has_prompt();
+            let prompt = counts.prompt.filter(|_| !known);
+            let traced = TokenCounts { prompt, ..counts };
+            request_trace::generated(&batched.request, &traced, arrived);
             record::tokens(&self.series, progress, counts, tenant, &response.timeline, is_whole);
         }
     }

@@ -458,6 +458,9 @@ impl Driver {
         let now = clock::now();
         request.timeline.queue_start = now;
         request_trace::queued(&self.model, &request);
+        if self.generates_text {
+            request_trace::generates(&request);
+        }
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
