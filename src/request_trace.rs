@@ -5,6 +5,7 @@
 //! `pharos::trace` decides which requests are sampled; a [`Sink`] receives the collected data.
 
 mod activity;
+mod generation;
 pub mod text;
 
 use std::collections::BTreeMap;
@@ -15,8 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 pub use activity::{Activity, TensorActivity};
+pub use generation::{Operation, SamplingLimits, TracedGeneration};
 
 use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
+use crate::metrics::record::TokenCounts;
 use crate::tensor::Tensor;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
@@ -106,6 +109,10 @@ pub struct TracedPart {
     pub tensors: Vec<TracedTensor>,
     /// The reason of its failure.
     pub failure: Option<String>,
+    /// The kind of a request to a model that generates text, if its protocol says so.
+    pub operation: Option<Operation>,
+    /// What a model that generates text has reported.
+    pub generation: Option<Box<TracedGeneration>>,
 }
 
 impl TracedPart {
@@ -119,6 +126,10 @@ impl TracedPart {
             + self.stamps.len() * size_of::<(Activity, Instant)>()
             + tensors.sum::<usize>()
             + texts
+            + self
+                .generation
+                .as_ref()
+                .map_or(0, |generation| size_of::<TracedGeneration>() + generation.reasons.len())
     }
 }
 
@@ -274,6 +285,26 @@ impl Traced {
             (Activity::RequestStart, timeline.request_start),
             (Activity::QueueStart, timeline.queue_start),
         ]);
+    }
+
+    /// Records the kind of the request, which its protocol knows.
+    pub fn operation(&self, operation: Operation) {
+        self.add(|part| part.operation = Some(operation));
+    }
+
+    /// Records that a model that generates text has received the request.
+    pub fn generation_started(&self, limits: SamplingLimits) {
+        // The request may have several prompts.
+        self.add(|part| part.generation.get_or_insert_default().limits = limits);
+    }
+
+    /// Records a response of a model that generates text, which arrived at `at`.
+    pub fn generated(&self, counts: &TokenCounts, at: Instant) {
+        self.add(|part| {
+            if let Some(generation) = &mut part.generation {
+                generation.add(counts, at);
+            }
+        });
     }
 
     /// Records the instance that executed the request.

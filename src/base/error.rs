@@ -7,7 +7,8 @@ use std::sync::Arc;
 /// The text of [`Cause::Exiting`].
 pub const EXITING_TEXT: &str = "Server exiting";
 
-/// The closed list of error codes: the eight of Triton's core, and one for deadlines.
+/// The closed list of error codes: the eight of Triton's core, one for deadlines and one for limits
+/// of tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
     /// An error without a more specific code.
@@ -28,10 +29,12 @@ pub enum ErrorCode {
     Cancelled = 7,
     /// The deadline of the request passed.
     DeadlineExceeded = 8,
+    /// The tenant of the request has used what it is allowed to; a retry later will help.
+    ResourceExhausted = 9,
 }
 
 impl ErrorCode {
-    /// Returns the HTTP status: 400, 404, 500, 501, 503 or 504.
+    /// Returns the HTTP status: 400, 404, 429, 500, 501, 503 or 504.
     pub fn http_status(self) -> u16 {
         self.row().0
     }
@@ -52,6 +55,7 @@ impl ErrorCode {
             Self::AlreadyExists => (400, 6),
             Self::Cancelled => (400, 1),
             Self::DeadlineExceeded => (504, 4),
+            Self::ResourceExhausted => (429, 8),
         }
     }
 
@@ -72,6 +76,7 @@ impl ErrorCode {
             6 => Self::AlreadyExists,
             7 => Self::Cancelled,
             8 => Self::DeadlineExceeded,
+            9 => Self::ResourceExhausted,
             _ => return None,
         })
     }
@@ -94,6 +99,8 @@ named_enum! {
         TooLarge => "TOO_LARGE",
         /// The model's queue was full.
         QueueFull => "QUEUE_FULL",
+        /// The tenant of the request had used its budget of tokens.
+        RateLimited => "RATE_LIMITED",
         /// The request waited longer than its timeout.
         Timeout => "TIMEOUT",
         /// The client cancelled the request or disconnected.
@@ -127,6 +134,11 @@ pub enum Cause {
     Exiting,
     /// Versions of a model could not be loaded, each for its reason.
     FailedVersions(Arc<BTreeMap<u64, String>>),
+    /// The tenant of the request had used its budget.
+    RateLimited {
+        /// When a retry will be accepted, if the tenant sends nothing else, in whole seconds.
+        retry_after_s: u64,
+    },
     /// A client set a log format that does not exist.
     UnknownLogFormat,
 }

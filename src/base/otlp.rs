@@ -17,7 +17,7 @@ pub mod proto {
 
 use proto::collector::metrics::v1::ExportMetricsServiceResponse;
 use proto::collector::trace::v1::ExportTraceServiceResponse;
-use proto::common::v1::{AnyValue, KeyValue, any_value};
+use proto::common::v1::{AnyValue, ArrayValue, KeyValue, any_value};
 use proto::resource::v1::Resource;
 
 /// The default of the attribute `service.name`: Triton's.
@@ -177,6 +177,19 @@ pub fn text(key: &str, value: &str) -> KeyValue {
 /// Returns an attribute whose value is a number; `i64::MAX` if it is larger.
 pub fn number(key: &str, value: u64) -> KeyValue {
     attribute(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+/// Returns an attribute whose value is a number with decimals.
+pub fn decimal(key: &str, value: f64) -> KeyValue {
+    attribute(key, any_value::Value::DoubleValue(value))
+}
+
+/// Returns an attribute whose value is a list of texts.
+pub fn texts<'a>(key: &str, values: impl Iterator<Item = &'a str>) -> KeyValue {
+    let value =
+        |text: &str| AnyValue { value: Some(any_value::Value::StringValue(text.to_owned())) };
+    let values = values.map(value).collect();
+    attribute(key, any_value::Value::ArrayValue(ArrayValue { values }))
 }
 
 fn attribute(key: &str, value: any_value::Value) -> KeyValue {

@@ -6,6 +6,7 @@ use std::f64::consts::LN_2;
 use std::sync::Arc;
 
 use super::{LoadReport, Reports, Values};
+use crate::metrics::series::EngineLevels;
 use crate::timeline::Instant;
 
 /// The seconds after which a sample has half of its weight: long enough to smooth single batches,
@@ -51,6 +52,8 @@ pub struct ModelSample {
     pub succeeded: u64,
     /// Counter: the nanoseconds that these requests waited.
     pub queue_ns: u64,
+    /// What the engines of a language model report, in each instance that does.
+    pub engines: EngineLevels,
 }
 
 /// The time between two samples.
@@ -112,6 +115,7 @@ struct Levels {
     waiting: u64,
     slots: u64,
     instances: u64,
+    engines: EngineLevels,
 }
 
 /// What is remembered of a model.
@@ -140,6 +144,7 @@ impl Model {
             levels.waiting += sample.waiting;
             levels.slots += sample.slots;
             levels.instances += sample.instances;
+            levels.engines.add(sample.engines);
             let counters = Counters::from(sample);
             let before = self.versions.get(&sample.id).copied().unwrap_or(counters);
             grown.busy_ns += counters.busy_ns.saturating_sub(before.busy_ns);
@@ -174,6 +179,13 @@ impl Model {
         if has_rates {
             named.insert(0, ("utilization", self.utilization()));
             named.push(("queue_duration_seconds", self.queue.value()));
+        }
+        if let Some(waiting) = self.levels.engines.waiting() {
+            named.push(("num_requests_waiting", self.levels.waiting as f64 + waiting));
+        }
+        if let Some(usage) = self.levels.engines.cache_usage() {
+            named.push(("kv_cache_usage_perc", usage));
+            named.push(("kv_cache_utilization", usage));
         }
         named
     }
@@ -278,6 +290,7 @@ mod tests {
             busy_ns,
             succeeded,
             queue_ns,
+            engines: EngineLevels::default(),
         }
     }
 
@@ -345,6 +358,24 @@ mod tests {
                 close(named(&report, "queue_duration_seconds"), 0.02);
             }
         }
+    }
+
+    #[test]
+    fn engines_of_language_models_have_their_numbers() {
+        let mut engines = EngineLevels::default();
+        engines.add_waiting(3.0);
+        engines.add_waiting(1.0);
+        engines.add_cache_usage(0.25);
+        engines.add_cache_usage(0.75);
+        let mut tracker = Tracker::default();
+        let version = ModelSample { engines, ..model(2, 0, 0, 0) };
+        let older = ModelSample { id: 2, ..model(0, 0, 0, 0) };
+        let report = of(&tracker.add(Instant(1), sample(0, 0, vec![version, older])), "m");
+        assert_eq!(named(&report, "num_requests_waiting"), 6.0);
+        assert_eq!(named(&report, "kv_cache_usage_perc"), 0.5);
+        assert_eq!(named(&report, "kv_cache_utilization"), 0.5);
+        let report = of(&tracker.add(Instant(2), sample(0, 0, vec![model(2, 0, 0, 0)])), "m");
+        assert!(named(&report, "num_requests_waiting").is_nan());
     }
 
     #[test]

@@ -234,6 +234,7 @@ builtins! {
     TenantCompute = "pharos_tenant_compute_seconds_total" full(Tenant(TenantValue::ComputeNs));
     TenantPromptTokens = "pharos_tenant_prompt_tokens_total" full(Tenant(TenantValue::PromptTokens));
     TenantGeneratedTokens = "pharos_tenant_generation_tokens_total" full(Tenant(TenantValue::GeneratedTokens));
+    TenantRateLimited = "pharos_tenant_rate_limited_requests_total" full(Tenant(TenantValue::RateLimited));
     SloGoodRequests = "pharos_slo_good_requests_total" full(Objective(Good));
     SloRequests = "pharos_slo_requests_total" full(Objective(All));
     SloObjective = "pharos_slo_objective_ratio" full(Objective(Share));

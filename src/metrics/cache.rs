@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use pharos_base::id::{ModelVersion, TenantId};
+use pharos_base::timeline::Instant;
 
 use super::alias::{AliasCounts, ByAlias, Lines, Naming};
 use super::builtin::Builtin;
@@ -39,6 +40,7 @@ use super::transaction::Transactions;
 pub use super::cell::Cell;
 pub use super::family::Series;
 pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
+pub use super::token_budget::TokenBudget;
 
 /// The default limit of series for one metric (see [`Settings`]). Limits the frontend's memory,
 /// since workers choose the label values.
@@ -141,6 +143,9 @@ impl Cache {
     /// definition.
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
+        if let (Some(tenants), Some(rule)) = (self.tenants(), catalog.tenants()) {
+            tenants.set_budgets(&rule.budgets);
+        }
         let difference = self.replace(catalog);
         self.create_initial_series();
         self.models().iter().for_each(|series| series.set_times(self.times(series)));
@@ -756,15 +761,21 @@ impl Cache {
     /// # Errors
     /// It assigns requests to tenants by another rule.
     pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
-        match self.tenants().map(Tenants::rule) == catalog.tenants() {
-            true => Ok(()),
-            false => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
+        match (self.tenants(), catalog.tenants()) {
+            (None, None) => Ok(()),
+            (Some(tenants), Some(rule)) => tenants.check_reload(rule),
+            _ => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
         }
     }
 
     /// Returns where the names of tenants come from; `None` if tenants are not distinguished.
     pub fn tenant_source(&self) -> Option<&TenantSource> {
         self.tenants().map(|tenants| &tenants.rule().source)
+    }
+
+    /// Returns the state of a tenant's budget of tokens; `None` if the tenant has none.
+    pub fn token_budget(&self, tenant: TenantId, now: Instant) -> Option<TokenBudget> {
+        self.tenants()?.budgets().state(tenant, now)
     }
 
     /// Returns the tenant of this name. An empty name means no tenant.

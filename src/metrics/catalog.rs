@@ -37,8 +37,8 @@ pub use native::NativeSpec;
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
 pub use slos::{Share, Sli, Slo};
+pub use tenants::{BudgetRule, TenantRule, TenantSource};
 pub(super) use tenants::{NONE, OTHER};
-pub use tenants::{TenantRule, TenantSource};
 pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.
@@ -58,11 +58,14 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 /// The gauges of engines that run language models, which their backends record.
-pub const RECORDED_BY_ENGINES: [&str; 3] = [
-    "pharos_llm_running_requests",
-    "pharos_llm_waiting_requests",
-    "pharos_llm_kv_cache_usage_ratio",
-];
+pub const RECORDED_BY_ENGINES: [&str; 3] =
+    ["pharos_llm_running_requests", ENGINE_WAITING, ENGINE_CACHE_USAGE];
+
+/// The gauge of the requests that wait in an engine.
+pub const ENGINE_WAITING: &str = "pharos_llm_waiting_requests";
+
+/// The gauge of the used share of an engine's KV cache.
+pub const ENGINE_CACHE_USAGE: &str = "pharos_llm_kv_cache_usage_ratio";
 
 named_enum! {
     /// How metrics leave the server: the key `mode` of `metrics.yaml`.

@@ -274,6 +274,7 @@ impl Failure {
             | Reason::UnknownModel
             | Reason::TooLarge
             | Reason::QueueFull
+            | Reason::RateLimited
             | Reason::Restricted
             | Reason::Unauthenticated
             | Reason::Unsupported => None,

@@ -49,6 +49,7 @@ mod succession;
 pub mod summary;
 mod tenants;
 pub mod text_lines;
+mod token_budget;
 mod tokens;
 pub mod transaction;
 pub mod tslog;

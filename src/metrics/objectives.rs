@@ -55,15 +55,31 @@ impl Objective {
             ObjectiveValue::Good => Number::Whole(good),
             ObjectiveValue::All => Number::Whole(all),
             ObjectiveValue::Share => Number::Float(self.share.ratio()),
-            ObjectiveValue::Threshold if self.sli == Sli::Latency => {
-                Number::Float(self.limit_ns as f64 / 1e9)
-            }
-            ObjectiveValue::Threshold => return None,
+            ObjectiveValue::Threshold if self.sli == Sli::Availability => return None,
+            ObjectiveValue::Threshold => Number::Float(self.limit_ns as f64 / 1e9),
             ObjectiveValue::Budget if all == 0 => Number::Float(1.0),
             ObjectiveValue::Budget => {
                 Number::Float(1.0 - bad as f64 / all as f64 / self.share.budget())
             }
         })
+    }
+
+    /// Returns whether it counts requests by their end.
+    fn is_of_requests(&self) -> bool {
+        matches!(self.sli, Sli::Latency | Sli::Availability)
+    }
+
+    /// Counts events that took `ns` each.
+    fn add(&self, ns: u64, events: u64) {
+        let counted = if ns <= self.limit_ns { &self.requests.good } else { &self.requests.bad };
+        counted.add(events);
+    }
+
+    /// Counts a failure after `ns`, by the party at fault.
+    fn add_failed(&self, fault: Fault, ns: u64) {
+        if fault == Fault::Server || (fault == Fault::Abandoned && ns > self.limit_ns) {
+            self.requests.bad.add(1);
+        }
     }
 
     /// Returns whether the counts of `other` can continue here.
@@ -101,8 +117,9 @@ impl Clone for Objectives {
 }
 
 impl Objectives {
-    /// Follows a definition. Objectives that only get another share keep their counts.
-    pub(super) fn define(&self, model: &ModelName, slos: &[Slo]) {
+    /// Follows a definition. Objectives that only get another share keep their counts. Those of
+    /// tokens are for models that generate text.
+    pub(super) fn define(&self, model: &ModelName, slos: &[Slo], generates_text: bool) {
         let before = self.current();
         let covering = slos.iter().filter(|slo| slo.covers(model));
         let wanted = covering
@@ -119,7 +136,9 @@ impl Objectives {
                 before.iter().find(|old| new.counts_as(old)).map(|old| Arc::clone(&old.requests));
             Objective { requests: kept.unwrap_or_default(), ..new }
         });
-        let objectives: Vec<Objective> = wanted.collect();
+        let objectives: Vec<Objective> = wanted
+            .filter(|objective: &Objective| generates_text || objective.is_of_requests())
+            .collect();
         if objectives.len() != before.len()
             || !objectives
                 .iter()
@@ -153,19 +172,32 @@ impl Objectives {
 
     /// Counts a request that succeeded after `ns`.
     pub(super) fn succeeded(&self, ns: u64) {
-        for Objective { limit_ns, requests, .. } in self.current() {
-            let counted = if ns <= *limit_ns { &requests.good } else { &requests.bad };
-            counted.add(1);
+        let current = self.current().iter().filter(|objective| objective.is_of_requests());
+        current.for_each(|objective| objective.add(ns, 1));
+    }
+
+    /// Counts the tokens of a response: the time to the first token, if the response has it, and
+    /// `intervals` tokens that followed another one after `interval_ns`.
+    pub(super) fn tokens(&self, first_ns: Option<u64>, intervals: u64, interval_ns: u64) {
+        for objective in self.current() {
+            match (objective.sli, first_ns) {
+                (Sli::FirstToken, Some(ns)) => objective.add(ns, 1),
+                (Sli::TokenInterval, _) => objective.add(interval_ns, intervals),
+                _ => {}
+            }
         }
+    }
+
+    /// Counts a stream that failed after `ns` without a token.
+    pub(super) fn no_token(&self, fault: Fault, ns: u64) {
+        let current = self.current().iter().filter(|one| one.sli == Sli::FirstToken);
+        current.for_each(|objective| objective.add_failed(fault, ns));
     }
 
     /// Counts a request that failed after `ns`, by the party at fault.
     pub(super) fn failed(&self, fault: Fault, ns: u64) {
-        for Objective { limit_ns, requests, .. } in self.current() {
-            if fault == Fault::Server || (fault == Fault::Abandoned && ns > *limit_ns) {
-                requests.bad.add(1);
-            }
-        }
+        let current = self.current().iter().filter(|objective| objective.is_of_requests());
+        current.for_each(|objective| objective.add_failed(fault, ns));
     }
 }
 
@@ -196,6 +228,7 @@ impl From<Reason> for Fault {
             | Reason::TooLarge
             | Reason::SharedMemory
             | Reason::Unsupported
+            | Reason::RateLimited
             | Reason::Restricted
             | Reason::Unauthenticated => Self::Client,
             Reason::Cancelled => Self::Abandoned,
@@ -276,7 +309,7 @@ mod tests {
 
     fn defined(text: &str) -> Objectives {
         let objectives = Objectives::default();
-        objectives.define(&ModelName::from("m"), &slos(text));
+        objectives.define(&ModelName::from("m"), &slos(text), true);
         objectives
     }
 
@@ -292,6 +325,29 @@ mod tests {
         objectives.failed(Fault::Abandoned, 1_000_000);
         objectives.failed(Fault::Abandoned, 1_000_001);
         assert_eq!(counts(&objectives), [("latency", 3, 3), ("availability", 4, 1)]);
+    }
+
+    #[test]
+    fn tokens_count_for_their_objectives() {
+        let text = "{name: a, availability: 99%, time_to_first_token: {threshold: 1ms, share: 9%}, \
+                    inter_token_latency: {threshold: 1us, share: 9%}}";
+        let objectives = defined(text);
+        objectives.tokens(Some(1_000_000), 0, 0);
+        objectives.tokens(Some(1_000_001), 0, 0);
+        objectives.tokens(None, 3, 1000);
+        objectives.tokens(None, 2, 1001);
+        objectives.succeeded(5);
+        objectives.failed(Fault::Server, 5);
+        objectives.no_token(Fault::Server, 5);
+        objectives.no_token(Fault::Client, 5);
+        objectives.no_token(Fault::Abandoned, 5);
+        objectives.no_token(Fault::Abandoned, 1_000_001);
+        let expected =
+            [("availability", 1, 1), ("time_to_first_token", 1, 3), ("inter_token_latency", 3, 2)];
+        assert_eq!(counts(&objectives), expected);
+        let without_text = Objectives::default();
+        without_text.define(&ModelName::from("m"), &slos(text), false);
+        assert_eq!(counts(&without_text), [("availability", 0, 0)]);
     }
 
     #[test]
@@ -314,15 +370,15 @@ mod tests {
         let objectives = defined(SLO);
         let model = ModelName::from("m");
         objectives.succeeded(1);
-        objectives.define(&model, &slos(&SLO.replace("90%", "95%")));
+        objectives.define(&model, &slos(&SLO.replace("90%", "95%")), true);
         assert_eq!(counts(&objectives), [("latency", 1, 0), ("availability", 1, 0)]);
-        objectives.define(&model, &slos(&SLO.replace("1ms", "2ms")));
+        objectives.define(&model, &slos(&SLO.replace("1ms", "2ms")), true);
         assert_eq!(counts(&objectives), [("latency", 0, 0), ("availability", 1, 0)]);
-        objectives.define(&model, &slos(&SLO.replace("model: m", "model: n")));
+        objectives.define(&model, &slos(&SLO.replace("model: m", "model: n")), true);
         assert!(objectives.current().is_empty());
         objectives.succeeded(1);
         let others = Objectives::default();
-        others.define(&ModelName::from("n"), &slos(SLO));
+        others.define(&ModelName::from("n"), &slos(SLO), true);
         assert!(others.current().is_empty() && others.first.get().is_none());
     }
 

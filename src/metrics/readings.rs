@@ -300,6 +300,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Tenant(TenantValue::GeneratedTokens) if !cells.tokens.is_on() => {}
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
+                    // Budgets apply to models that generate text, and to ensembles of them.
+                    let is_shown = value != TenantValue::RateLimited
+                        || cells.tokens.is_on()
+                        || usage.get(value) > 0;
+                    if !is_shown {
+                        continue;
+                    }
                     let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
                     let labels: Vec<(&str, &str)> =
                         labels.iter().copied().chain([("tenant", tenant)]).collect();

@@ -32,12 +32,13 @@ use super::labels::{
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 use super::tenants::Usage;
+use super::token_budget::TokenBudget;
 
 pub use super::labels::FinishReason;
 pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
-pub use super::tokens::{TokenCounts, TokenProgress};
+pub use super::tokens::{EstimatedTokens, TokenCounts, TokenProgress};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the
 /// queue may still refuse it.
@@ -629,8 +630,38 @@ pub fn tokens(
     is_whole: bool,
 ) {
     let added = progress.advance(counts, timeline.received, timeline.request_end, is_whole);
-    series.record(move |series| series.cells.tokens.add(added));
+    if let Some(budgets) = series.cells.tenants.budgets_of(tenant) {
+        budgets.charge(tenant, added.charged, timeline.request_end);
+    }
+    series.record(move |series| {
+        series.cells.tokens.add(added);
+        let objectives = &series.cells.objectives;
+        objectives.tokens(added.first_ns, added.intervals, added.interval_ns);
+    });
     charge(series, tenant, move |usage| usage.tokens(added.prompt, added.generated));
+}
+
+/// Counts a stream of a model that generates text that failed `request_ns` after its start, before
+/// its first token, for the objectives of the model.
+pub fn stream_without_token(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
+    let Failed { fault, .. } = error.into();
+    series.record(move |series| series.cells.objectives.no_token(fault, request_ns));
+}
+
+/// Returns whether a tenant has a budget of tokens, which [`tokens`] charges.
+pub fn has_token_budget(series: &ModelSeries, tenant: TenantId) -> bool {
+    series.cells.tenants.budgets_of(tenant).is_some()
+}
+
+/// Returns the budget of a tenant if it is used up at `now`, and counts the refused request. Call
+/// it for requests to models that generate text, before they are accepted.
+pub fn used_up_budget(series: &ModelSeries, tenant: TenantId, now: Instant) -> Option<TokenBudget> {
+    let budget = series.cells.tenants.budgets_of(tenant)?.state(tenant, now)?;
+    if budget.until_accepted.is_zero() {
+        return None;
+    }
+    charge(series, tenant, Usage::rate_limited);
+    Some(budget)
 }
 
 /// Counts a request to a model that generates text that has failed, or whose client has left.

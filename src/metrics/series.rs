@@ -16,6 +16,7 @@ use pharos_base::id::ModelVersion;
 use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
+use super::catalog::{ENGINE_CACHE_USAGE, ENGINE_WAITING};
 use super::counts::ModelCounts;
 use super::durations::Durations;
 use super::family::{Registry, Series};
@@ -182,6 +183,47 @@ pub(super) struct Times {
     pub(super) queue_latency: Option<Arc<Line>>,
 }
 
+/// The gauges of the engines that run a language model, of all of its instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineLevels {
+    waiting: f64,
+    waiting_engines: u32,
+    cache_usage: f64,
+    cache_engines: u32,
+}
+
+impl EngineLevels {
+    /// Adds the requests that wait in an engine.
+    pub fn add_waiting(&mut self, requests: f64) {
+        self.waiting += requests;
+        self.waiting_engines += 1;
+    }
+
+    /// Adds the used share of the KV cache of an engine.
+    pub fn add_cache_usage(&mut self, share: f64) {
+        self.cache_usage += share;
+        self.cache_engines += 1;
+    }
+
+    /// Adds the engines of another version.
+    pub fn add(&mut self, other: Self) {
+        self.waiting += other.waiting;
+        self.waiting_engines += other.waiting_engines;
+        self.cache_usage += other.cache_usage;
+        self.cache_engines += other.cache_engines;
+    }
+
+    /// Returns the requests that wait in all engines; `None` if no engine reports them.
+    pub fn waiting(&self) -> Option<f64> {
+        (self.waiting_engines > 0).then_some(self.waiting)
+    }
+
+    /// Returns the mean of the used shares of the KV caches; `None` if no engine reports one.
+    pub fn cache_usage(&self) -> Option<f64> {
+        (self.cache_engines > 0).then(|| self.cache_usage / f64::from(self.cache_engines))
+    }
+}
+
 impl ModelSeries {
     /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration.
     /// Each becomes a label `_KEY`, with invalid characters replaced by `_`; of equal names the
@@ -254,7 +296,8 @@ impl ModelSeries {
     /// Creates the distributions and objectives that the definition contains.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         let cells = &self.cells;
-        cells.objectives.define(&self.model.name, registry.catalog().slos());
+        let slos = registry.catalog().slos();
+        cells.objectives.define(&self.model.name, slos, cells.tokens.is_on());
         cells.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
             cells.durations.define_cache(registry, clock);
@@ -315,6 +358,19 @@ impl ModelSeries {
             Arc::clone(series)
         });
         true
+    }
+
+    /// Returns the gauges that the engines of its instances have written.
+    pub fn engine_levels(&self) -> EngineLevels {
+        let mut levels = EngineLevels::default();
+        for series in self.owned().series.values() {
+            match series.spec().name.as_str() {
+                ENGINE_WAITING => levels.add_waiting(series.value()),
+                ENGINE_CACHE_USAGE => levels.add_cache_usage(series.value()),
+                _ => {}
+            }
+        }
+        levels
     }
 
     /// Returns whether the model was unloaded. Its workers may still print lines.

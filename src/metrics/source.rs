@@ -107,15 +107,20 @@ pub(super) enum TenantValue {
     PromptTokens,
     /// Generated tokens. Only of models that generate text.
     GeneratedTokens,
+    /// Requests that were refused because the tenant's budget of tokens was used up. Only of models
+    /// that generate text.
+    RateLimited,
 }
 
 impl TenantValue {
     /// Returns the unit in which it is shown.
     pub(super) fn scale(self) -> Scale {
         match self {
-            Self::Requests | Self::Failures | Self::PromptTokens | Self::GeneratedTokens => {
-                Scale::One
-            }
+            Self::Requests
+            | Self::Failures
+            | Self::PromptTokens
+            | Self::GeneratedTokens
+            | Self::RateLimited => Scale::One,
             Self::QueueNs | Self::ComputeNs => Scale::Seconds,
         }
     }

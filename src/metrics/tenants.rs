@@ -5,14 +5,15 @@
 //! name within the limit.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use pharos_base::id::TenantId;
 
 use super::atomic::Count;
-use super::catalog::{NONE, OTHER, TenantRule};
+use super::catalog::{BudgetRule, NONE, OTHER, TenantRule};
 use super::source::TenantValue;
+use super::token_budget::TokenBudgets;
 
 /// The tenant of these requests. Requests without a tenant have the default.
 const OTHER_ID: TenantId = TenantId(1);
@@ -29,23 +30,69 @@ pub(super) struct Tenants {
     used: AtomicUsize,
     /// With random keys, so that clients cannot choose names of the same place.
     hasher: RandomState,
+    budgets: Arc<TokenBudgets>,
 }
 
 impl Tenants {
     /// Creates the table with the names of the rule.
     pub(super) fn new(rule: TenantRule) -> Self {
         let places = (2 * rule.limit).next_power_of_two();
-        let names = std::iter::repeat_with(OnceLock::new).take(places).collect();
-        let tenants = Self { rule, names, used: AtomicUsize::new(0), hasher: RandomState::new() };
-        for name in &tenants.rule.names {
+        let names: Vec<_> = std::iter::repeat_with(OnceLock::new).take(places).collect();
+        let budgets = Arc::new(TokenBudgets::new(names.len() + FIXED));
+        let tenants =
+            Self { rule, names, used: AtomicUsize::new(0), hasher: RandomState::new(), budgets };
+        for name in tenants.rule.fixed_names() {
             tenants.place(name);
         }
+        tenants.set_budgets(&tenants.rule.budgets);
         tenants
     }
 
     /// Returns the rule by which requests belong to tenants.
     pub(super) fn rule(&self) -> &TenantRule {
         &self.rule
+    }
+
+    /// Checks that a changed definition can be applied: it has the same tenants, apart from budgets.
+    ///
+    /// # Errors
+    /// It has other tenants, or a budget of a tenant for which there is no room.
+    pub(super) fn check_reload(&self, rule: &TenantRule) -> Result<(), String> {
+        if !self.rule.has_tenants_of(rule) {
+            return Err(
+                "`tenants` has changed, which needs a restart of the server; only budgets of \
+                 tokens can change while it runs"
+                    .to_owned(),
+            );
+        }
+        for name in rule.fixed_names() {
+            if self.place(name) == OTHER_ID {
+                let limit = self.rule.limit;
+                return Err(format!(
+                    "`token_budgets` has the tenant `{name}`, but the {limit} tenants that `limit` \
+                     allows have other names; restart the server"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the budgets of a definition, whose tenants have their places.
+    pub(super) fn set_budgets(&self, rule: &BudgetRule) {
+        let listed: Vec<(usize, Option<u64>)> = rule
+            .listed
+            .iter()
+            .map(|(name, limit)| (usize::from(self.of(name.as_bytes()).0), *limit))
+            .collect();
+        self.budgets.set_limits(|number| {
+            let of_name = listed.iter().find(|(listed, _)| *listed == number);
+            of_name.map_or(rule.default, |(_, limit)| *limit)
+        });
+    }
+
+    /// Returns the budgets of all tenants.
+    pub(super) fn budgets(&self) -> &Arc<TokenBudgets> {
+        &self.budgets
     }
 
     /// Returns the tenant of this name; an empty name means no tenant.
@@ -119,6 +166,7 @@ pub(super) struct Usage {
     compute_ns: Count,
     prompt_tokens: Count,
     generated_tokens: Count,
+    rate_limited: Count,
 }
 
 impl Usage {
@@ -132,6 +180,11 @@ impl Usage {
     pub(super) fn tokens(&self, prompt: u64, generated: u64) {
         self.prompt_tokens.add(prompt);
         self.generated_tokens.add(generated);
+    }
+
+    /// Counts a request that was refused because the budget of tokens was used up.
+    pub(super) fn rate_limited(&self) {
+        self.rate_limited.add(1);
     }
 
     /// Counts a successful request.
@@ -153,35 +206,48 @@ impl Usage {
             TenantValue::ComputeNs => self.compute_ns.get(),
             TenantValue::PromptTokens => self.prompt_tokens.get(),
             TenantValue::GeneratedTokens => self.generated_tokens.get(),
+            TenantValue::RateLimited => self.rate_limited.get(),
         }
     }
 }
 
 /// What all tenants have used of one model. Empty if the server does not distinguish tenants.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ByTenant(Vec<OnceLock<Box<Usage>>>);
+pub(super) struct ByTenant {
+    usage: Vec<OnceLock<Box<Usage>>>,
+    /// The budgets, which all models share.
+    budgets: Option<Arc<TokenBudgets>>,
+}
 
 impl ByTenant {
     /// Returns whether tenants are not distinguished.
     pub(super) fn is_off(&self) -> bool {
-        self.0.is_empty()
+        self.usage.is_empty()
     }
 
     /// Makes room for all tenants that may exist.
     pub(super) fn new(tenants: Option<&Tenants>) -> Self {
         let places = tenants.map_or(0, Tenants::places);
-        Self(std::iter::repeat_with(OnceLock::new).take(places).collect())
+        Self {
+            usage: std::iter::repeat_with(OnceLock::new).take(places).collect(),
+            budgets: tenants.map(|tenants| Arc::clone(tenants.budgets())),
+        }
     }
 
     /// Returns what a tenant has used, created at its first request; `None` if the server does not
     /// distinguish tenants.
     pub(super) fn of(&self, tenant: TenantId) -> Option<&Usage> {
-        Some(self.0.get(usize::from(tenant.0))?.get_or_init(Box::default))
+        Some(self.usage.get(usize::from(tenant.0))?.get_or_init(Box::default))
+    }
+
+    /// Returns the budgets of the tenants, if the tenant has one.
+    pub(super) fn budgets_of(&self, tenant: TenantId) -> Option<&TokenBudgets> {
+        self.budgets.as_deref().filter(|budgets| budgets.has(tenant))
     }
 
     /// Returns every tenant that has used the model, by its number.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, &Usage)> {
-        self.0.iter().enumerate().filter_map(|(tenant, usage)| Some((tenant, &**usage.get()?)))
+        self.usage.iter().enumerate().filter_map(|(tenant, usage)| Some((tenant, &**usage.get()?)))
     }
 }
 
@@ -189,6 +255,8 @@ impl ByTenant {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use pharos_base::timeline::Instant;
 
     use super::super::catalog::Catalog;
     use super::*;
@@ -224,6 +292,37 @@ mod tests {
             assert_eq!(name(&tenants, given.as_bytes()), expected, "{given}");
         }
         assert_eq!(name(&tenants, b"\xff"), "other");
+    }
+
+    #[test]
+    fn budgets_change_without_a_restart_and_tenants_do_not() {
+        let rule = |text: &str| {
+            let rule = format!("tenants: {{token: true, limit: 2, {text}}}");
+            Catalog::parse(&rule, "m.yaml").unwrap().tenants().unwrap().clone()
+        };
+        let tenants = Tenants::new(rule("tokens_per_minute: 10, token_budgets: {a: 20}"));
+        let limit = |name: &str| {
+            let state = tenants.budgets().state(tenants.of(name.as_bytes()), Instant(1));
+            state.map(|state| state.limit)
+        };
+        assert_eq!([limit("a"), limit("b")], [Some(20), Some(10)]);
+        // Tenants beyond the limit share one budget, and requests without a tenant have one.
+        assert_eq!([limit("x"), limit("y"), limit("")], [Some(10), Some(10), Some(10)]);
+        assert_eq!(tenants.of(b"x"), tenants.of(b"y"));
+        let changed = rule("token_budgets: {b: 30, none: 1}");
+        tenants.check_reload(&changed).unwrap();
+        tenants.set_budgets(&changed.budgets);
+        assert_eq!(
+            [limit("a"), limit("b"), limit("x"), limit("")],
+            [None, Some(30), None, Some(1)]
+        );
+        let error = tenants.check_reload(&rule("token_budgets: {c: 5}")).unwrap_err();
+        assert!(
+            error.starts_with("`token_budgets` has the tenant `c`, but the 2 tenants"),
+            "{error}"
+        );
+        let error = tenants.check_reload(&rule("names: [a]")).unwrap_err();
+        assert!(error.contains("needs a restart"), "{error}");
     }
 
     #[test]

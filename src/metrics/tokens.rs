@@ -27,6 +27,17 @@ pub struct TokenCounts {
     pub generated: Option<u64>,
     /// Choices that have ended with this response.
     pub finished: Finished,
+    /// What the budget of a tenant is charged for numbers that the response does not have.
+    pub estimated: EstimatedTokens,
+}
+
+/// An estimate of tokens from the bytes of texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EstimatedTokens {
+    /// Tokens of the prompt, the same for each response to a request.
+    pub prompt: u64,
+    /// Tokens of this response.
+    pub generated: u64,
 }
 
 /// The number of choices that have ended, by [`FinishReason`].
@@ -38,12 +49,20 @@ impl Finished {
     pub fn add(&mut self, reason: FinishReason) {
         self.0[reason.index()] += 1;
     }
+
+    /// Returns the reason of each choice.
+    pub fn reasons(&self) -> impl Iterator<Item = FinishReason> {
+        let counts = FinishReason::ALL.into_iter().zip(self.0);
+        counts.flat_map(|(reason, count)| (0..count).map(move |_| reason))
+    }
 }
 
 /// The progress of one request's tokens. Its responses arrive one after the other.
 #[derive(Debug, Default)]
 pub struct TokenProgress {
     is_prompt_counted: AtomicBool,
+    /// What the budget of the tenant was charged for the prompt by an estimate.
+    estimated_prompt: AtomicU64,
     /// The arrival of the latest response with tokens; 0 before the first.
     latest: AtomicU64,
 }
@@ -55,11 +74,13 @@ pub(super) struct AddedTokens {
     cached: u64,
     pub(super) generated: u64,
     /// The time to the first token, if this response has it.
-    first_ns: Option<u64>,
+    pub(super) first_ns: Option<u64>,
     /// The number of tokens that followed another one, and the time of each since that one.
-    intervals: u64,
-    interval_ns: u64,
+    pub(super) intervals: u64,
+    pub(super) interval_ns: u64,
     finished: Finished,
+    /// What the budget of the tenant is charged.
+    pub(super) charged: u64,
 }
 
 impl TokenProgress {
@@ -80,6 +101,7 @@ impl TokenProgress {
             added.cached = counts.cached.unwrap_or(0).min(prompt);
         }
         added.generated = counts.generated.unwrap_or(0);
+        added.charged = self.charged(&counts, added.prompt);
         if added.generated == 0 {
             return added;
         }
@@ -94,6 +116,30 @@ impl TokenProgress {
         added.intervals = added.generated.min(MAX_OBSERVED);
         added.interval_ns = now.ns_since(Instant(latest)) / added.generated;
         added
+    }
+
+    /// Returns whether a response had the number of tokens of the prompt.
+    pub fn has_prompt(&self) -> bool {
+        self.is_prompt_counted.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a response had a token.
+    pub fn has_token(&self) -> bool {
+        self.latest.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns what a response costs, whose prompt adds `prompt` tokens.
+    fn charged(&self, counts: &TokenCounts, prompt: u64) -> u64 {
+        let TokenCounts { estimated, .. } = counts;
+        let of_prompt = if counts.prompt.is_some() || self.is_prompt_counted.load(Ordering::Relaxed)
+        {
+            prompt.saturating_sub(self.estimated_prompt.load(Ordering::Relaxed))
+        } else if self.estimated_prompt.swap(estimated.prompt, Ordering::Relaxed) == 0 {
+            estimated.prompt
+        } else {
+            0
+        };
+        of_prompt.saturating_add(counts.generated.unwrap_or(estimated.generated))
     }
 }
 
@@ -238,6 +284,22 @@ mod tests {
         assert_eq!(counts(&cells), [7, 7, 6]);
         cells.add(progress.advance(TokenCounts::default(), Instant(1), Instant(40), false));
         assert_eq!(counts(&cells), [7, 7, 6]);
+    }
+
+    #[test]
+    fn what_is_not_counted_is_charged_by_an_estimate() {
+        let estimated = EstimatedTokens { prompt: 5, generated: 2 };
+        let charged = |progress: &TokenProgress, prompt, generated| {
+            let counts = TokenCounts { prompt, generated, estimated, ..Default::default() };
+            progress.advance(counts, Instant(1), Instant(2), false).charged
+        };
+        let counted = TokenProgress::default();
+        assert_eq!([7, 1].map(|prompt| charged(&counted, Some(prompt), Some(3))), [10, 3]);
+        assert_eq!(charged(&counted, None, Some(3)), 3);
+        let uncounted = TokenProgress::default();
+        assert_eq!([(); 2].map(|()| charged(&uncounted, None, None)), [7, 2]);
+        // The prompt is counted after all, with more tokens than estimated.
+        assert_eq!(charged(&uncounted, Some(9), Some(1)), 4 + 1);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
-use crate::infer::InferOutput;
+use super::pooling::{TEXT, TEXT_PAIR};
+use crate::infer::{InferInput, InferOutput};
+use crate::request_trace::SamplingLimits;
 use crate::tensor::{DataType, Tensor, bytes_elements};
 
 /// The input with the prompt.
@@ -16,6 +18,8 @@ pub const TEXT_OUTPUT: &str = "text_output";
 pub const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 /// The input with the most tokens to generate.
 pub const MAX_TOKENS: &str = "max_tokens";
+/// The input with the temperature of sampling, of TensorRT-LLM's models.
+const TEMPERATURE: &str = "temperature";
 /// The output with the number of tokens of the prompt.
 pub const NUM_INPUT_TOKENS: &str = "num_input_tokens";
 /// The output with the number of tokens of the prompt that were in a cache.
@@ -67,6 +71,44 @@ impl GenerationForm {
     }
 }
 
+/// The longest parameters of sampling that are read for a trace, in bytes.
+const MAX_TRACED_PARAMETERS: usize = 64 << 10;
+
+/// Returns the parameters of a request that its trace has, as far as they can be read.
+pub fn sampling_limits(inputs: &[InferInput]) -> SamplingLimits {
+    let mut limits = SamplingLimits::default();
+    for input in inputs {
+        let tensor = &input.tensor;
+        match input.name.as_str() {
+            SAMPLING_PARAMETERS if tensor.data.len() <= MAX_TRACED_PARAMETERS => {
+                let bytes = tensor.data.as_slice();
+                let json = bytes_elements(&bytes).flatten().next();
+                let parsed = json.and_then(|json| serde_json::from_slice::<Sampling>(json).ok());
+                if let Some(Sampling { max_tokens, temperature }) = parsed {
+                    limits = SamplingLimits { max_tokens, temperature };
+                }
+            }
+            MAX_TOKENS => {
+                limits.max_tokens = integers(tensor).and_then(|list| list.first().copied());
+            }
+            TEMPERATURE if tensor.datatype == DataType::Fp32 => {
+                let bytes = tensor.data.as_slice();
+                let first = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes).into());
+                limits.temperature = first;
+            }
+            _ => {}
+        }
+    }
+    limits
+}
+
+/// The members of `sampling_parameters` that a trace has.
+#[derive(serde::Deserialize)]
+struct Sampling {
+    max_tokens: Option<u64>,
+    temperature: Option<f64>,
+}
+
 /// Returns the numbers of tokens in a response. A number that is not an integer counts as unknown.
 pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
     let mut counts = TokenCounts::default();
@@ -94,6 +136,43 @@ pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
     counts
 }
 
+/// The inputs that say whether a client wants a stream: of Triton's vllm_backend and of
+/// TensorRT-LLM's models.
+const STREAM_INPUTS: [&str; 2] = ["stream", "streaming"];
+
+/// Returns whether a request to a decoupled model wants its tokens one by one.
+pub fn wants_stream(inputs: &[InferInput]) -> bool {
+    inputs.iter().any(|input| {
+        STREAM_INPUTS.contains(&&*input.name)
+            && input.tensor.datatype == DataType::Bool
+            && input.tensor.data.as_slice().iter().any(|byte| *byte != 0)
+    })
+}
+
+/// The bytes of text that are taken for one token where a model does not count.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Returns an estimate of the tokens of a prompt.
+pub fn estimated_prompt(inputs: &[InferInput]) -> u64 {
+    let is_text = |input: &&InferInput| [TEXT_INPUT, TEXT, TEXT_PAIR].contains(&input.name.as_str());
+    let texts = estimated(inputs.iter().filter(is_text).map(|input| &input.tensor));
+    let given = inputs.iter().filter(|input| input.name == PROMPT_TOKEN_IDS);
+    let given = given.map(|input| integers(&input.tensor).map_or(0, |ids| ids.len() as u64));
+    given.fold(texts, u64::saturating_add)
+}
+
+/// Returns an estimate of the tokens of a response, at least one.
+pub fn estimated_output(outputs: &[InferOutput]) -> u64 {
+    let texts = outputs.iter().filter(|output| output.name == TEXT_OUTPUT);
+    estimated(texts.map(|output| &output.tensor)).max(1)
+}
+
+fn estimated<'a>(texts: impl Iterator<Item = &'a Tensor>) -> u64 {
+    // Each text begins with its length.
+    let bytes: usize = texts.map(|text| text.data.len().saturating_sub(BYTES_PER_TOKEN)).sum();
+    u64::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u64::MAX)
+}
+
 /// Returns the elements of a tensor of integers; `None` for another datatype and for negative ones.
 pub fn integers(tensor: &Tensor) -> Option<Vec<u64>> {
     fn read<const N: usize>(
@@ -119,6 +198,54 @@ mod tests {
     fn output(name: &str, datatype: DataType, data: Vec<u8>) -> InferOutput {
         let tensor = Tensor { datatype, shape: vec![-1], data: data.into() };
         InferOutput { name: name.to_owned(), tensor }
+    }
+
+    #[test]
+    fn texts_without_counts_are_estimated() {
+        let mut text = Vec::new();
+        assert!(push_bytes_element(&mut text, b"nine bytes"));
+        let outputs = [output(TEXT_OUTPUT, DataType::Bytes, text)];
+        assert_eq!(estimated_output(&outputs), 3);
+        assert_eq!(estimated_output(&[]), 1);
+        assert_eq!(estimated_prompt(&[]), 0);
+    }
+
+    #[test]
+    fn traces_have_the_parameters_of_both_forms() {
+        let input = |name: &str, datatype, data: Vec<u8>| {
+            let tensor = Tensor { datatype, shape: vec![1], data: data.into() };
+            InferInput { name: name.to_owned(), tensor }
+        };
+        let json = |text: &str| {
+            let mut data = Vec::new();
+            assert!(push_bytes_element(&mut data, text.as_bytes()));
+            [input(SAMPLING_PARAMETERS, DataType::Bytes, data)]
+        };
+        let limits = |max_tokens, temperature| SamplingLimits { max_tokens, temperature };
+        let text = r#"{"max_tokens": 7, "temperature": 0.5, "stop": ["x"]}"#;
+        assert_eq!(sampling_limits(&json(text)), limits(Some(7), Some(0.5)));
+        assert_eq!(sampling_limits(&json("{\"max_tokens\": -1}")), limits(None, None));
+        assert_eq!(sampling_limits(&json("no JSON")), limits(None, None));
+        let tensors = [
+            input(MAX_TOKENS, DataType::Int32, 9_i32.to_le_bytes().to_vec()),
+            input(TEMPERATURE, DataType::Fp32, 0.25_f32.to_le_bytes().to_vec()),
+        ];
+        assert_eq!(sampling_limits(&tensors), limits(Some(9), Some(0.25)));
+        assert_eq!(
+            sampling_limits(&[input(MAX_TOKENS, DataType::Int32, vec![])]),
+            limits(None, None)
+        );
+    }
+
+    #[test]
+    fn clients_ask_for_streams() {
+        let input = |name: &str, byte: u8| {
+            let tensor =
+                Tensor { datatype: DataType::Bool, shape: vec![1], data: vec![byte].into() };
+            [InferInput { name: name.to_owned(), tensor }]
+        };
+        assert!(wants_stream(&input("stream", 1)) && wants_stream(&input("streaming", 1)));
+        assert!(!wants_stream(&input("stream", 0)) && !wants_stream(&input("other", 1)));
     }
 
     #[test]

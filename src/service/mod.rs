@@ -32,6 +32,7 @@ use crate::error::{InferError, Reason};
 use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
 use crate::load_report::LoadReport;
+use crate::metrics::cache::TokenBudget;
 use crate::metrics::catalog::TenantSource;
 use crate::metrics::exposition::{Encoding, Names};
 pub use crate::metrics::labels::{Protocol, Route};
@@ -295,6 +296,9 @@ pub trait Service: Send + Sync + 'static {
     /// has of the source: the value of the header, its bearer token, or the name in the certificate
     /// of its connection.
     fn tenant<'r>(&self, given: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId;
+
+    /// Returns the state of a tenant's budget of tokens; `None` if the tenant has none.
+    fn token_budget(&self, tenant: TenantId) -> Option<TokenBudget>;
 
     /// Returns the trace settings of a model, or (empty) of the server.
     ///

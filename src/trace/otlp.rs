@@ -1,7 +1,8 @@
 //! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is
 //! the span of the whole request. It contains a span with the name of the model, which contains
 //! `compute`, and for each step of an ensemble a span within the span of the ensemble. Stamps are
-//! events of the spans.
+//! events of the spans. Spans of models that generate text have the attributes of OpenTelemetry's
+//! semantic conventions for generative models as well (`gen_ai.*`).
 //!
 //! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
@@ -11,9 +12,12 @@ use prost::Message;
 use crate::id::SpanId;
 use crate::otlp::proto::collector::trace::v1::ExportTraceServiceRequest;
 use crate::otlp::proto::common::v1::InstrumentationScope;
+use crate::otlp::proto::common::v1::KeyValue;
 use crate::otlp::proto::trace::v1::{ResourceSpans, ScopeSpans, Span, Status, span, status};
-use crate::otlp::{Random, number, resource, text};
-use crate::request_trace::{Activity, Context, Finished, TracedPart};
+use crate::otlp::{Random, decimal, number, resource, text, texts};
+use crate::request_trace::{
+    Activity, Context, Finished, Operation, SamplingLimits, TracedGeneration, TracedPart,
+};
 use crate::timeline::Instant;
 
 /// The name of the scope of all spans.
@@ -21,6 +25,11 @@ const SCOPE: &str = "triton-server";
 
 /// The name of the span of the whole request.
 const ROOT: &str = "InferRequest";
+
+/// The events of a request to a model that generates text: the first response with a token, and the
+/// last response.
+const FIRST_TOKEN: &str = "gen_ai.first_token";
+const GENERATION_END: &str = "gen_ai.generation_end";
 
 /// Generates a span's id.
 pub fn span_id(random: &mut impl Random) -> SpanId {
@@ -119,6 +128,11 @@ impl Trace<'_> {
             span.attributes.push(text("triton.request_id", &part.request_id));
         }
         span.events = self.events(part, is_model);
+        if let Some(generation) = &part.generation {
+            let operation = part.operation.unwrap_or_default();
+            span.attributes.extend(generation_attributes(model.name.bare(), operation, generation));
+            span.events.extend(self.generation_events(generation));
+        }
         span.status = failure(part);
         self.spans.push(span);
     }
@@ -163,9 +177,51 @@ impl Trace<'_> {
             .collect()
     }
 
+    /// Returns the events of the first token and of the last response.
+    fn generation_events(&self, generation: &TracedGeneration) -> Vec<span::Event> {
+        let Some((first, last)) = generation.responses else { return Vec::new() };
+        let event = |name: &str, at: Instant, attributes: Vec<KeyValue>| span::Event {
+            time_unix_nano: self.wall(at),
+            name: name.to_owned(),
+            attributes,
+            ..span::Event::default()
+        };
+        vec![event(FIRST_TOKEN, first, Vec::new()), event(GENERATION_END, last, usage(generation))]
+    }
+
     fn wall(&self, at: Instant) -> u64 {
         at.0.saturating_add(self.offset)
     }
+}
+
+/// Returns the attributes of a request to a model that generates text.
+fn generation_attributes(
+    model: &str,
+    operation: Operation,
+    generation: &TracedGeneration,
+) -> Vec<KeyValue> {
+    let mut attributes = vec![
+        text("gen_ai.operation.name", operation.as_str()),
+        text("gen_ai.request.model", model),
+    ];
+    let SamplingLimits { max_tokens, temperature } = generation.limits;
+    attributes.extend(max_tokens.map(|tokens| number("gen_ai.request.max_tokens", tokens)));
+    attributes.extend(temperature.map(|value| decimal("gen_ai.request.temperature", value)));
+    attributes.extend(usage(generation));
+    if !generation.reasons.is_empty() {
+        let reasons = generation.reasons.iter().map(|reason| reason.as_str());
+        attributes.push(texts("gen_ai.response.finish_reasons", reasons));
+    }
+    attributes
+}
+
+/// Returns the numbers of tokens, as far as the model counts them.
+fn usage(generation: &TracedGeneration) -> Vec<KeyValue> {
+    let known = [
+        ("gen_ai.usage.input_tokens", generation.input_tokens),
+        ("gen_ai.usage.output_tokens", generation.output_tokens),
+    ];
+    known.iter().filter_map(|(key, tokens)| Some(number(key, (*tokens)?))).collect()
 }
 
 fn is_model(activity: Activity) -> bool {

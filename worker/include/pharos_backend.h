@@ -78,7 +78,8 @@ enum {
     PHAROS_UNSUPPORTED = 6,      /* not supported (501, UNIMPLEMENTED) */
     PHAROS_ALREADY_EXISTS = 7,   /* exists already (400, ALREADY_EXISTS) */
     PHAROS_CANCELLED = 8,        /* the request is cancelled (400, CANCELLED) */
-    PHAROS_DEADLINE_EXCEEDED = 9 /* the deadline has passed (504, DEADLINE_EXCEEDED) */
+    PHAROS_DEADLINE_EXCEEDED = 9, /* the deadline has passed (504, DEADLINE_EXCEEDED) */
+    PHAROS_RESOURCE_EXHAUSTED = 10 /* a limit of the client is used up (429, RESOURCE_EXHAUSTED) */
 };
 
 /* The types of tensor elements. All are little-endian. */

@@ -33,6 +33,7 @@ use pharos::access::tokens::bearer;
 use pharos::error::{InferError, Reason};
 use pharos::id::{TenantId, TraceId};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
+use pharos::metrics::cache::TokenBudget;
 use pharos::metrics::catalog::TenantSource;
 use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Protocol, Route};
@@ -246,6 +247,11 @@ impl Call {
             }
             TenantSource::Certificate => certificate_name.map(str::as_bytes),
         });
+    }
+
+    /// Returns the state of the budget of tokens of the request's tenant; `None` without a budget.
+    pub fn token_budget(&self) -> Option<TokenBudget> {
+        self.policy.service().token_budget(self.tenant)
     }
 
     /// Begins the trace of an inference by a model, if it is sampled.

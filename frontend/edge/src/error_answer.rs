@@ -3,14 +3,22 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
-use http::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
-use pharos::error::{ErrorCode, InferError, Reason};
+use http::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use pharos::error::{Cause, ErrorCode, InferError, Reason};
 
 use crate::access::Refusal;
 
 /// Returns the status of an error.
 pub fn status_of(error: &InferError) -> StatusCode {
     StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// Returns the header `Retry-After` of an error whose client can know when to try again.
+pub fn retry_after(error: &InferError) -> Option<HeaderValue> {
+    match error.cause {
+        Cause::RateLimited { retry_after_s } => Some(HeaderValue::from(retry_after_s)),
+        _ => None,
+    }
 }
 
 /// Returns the answer to a failed request: the status of the error, and this body. If the body of
@@ -23,6 +31,9 @@ pub fn answer_error(error: &InferError, body: impl Into<Body>) -> Response {
         || (error.reason, error.code) == (Reason::Timeout, ErrorCode::InvalidArg)
     {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if let Some(seconds) = retry_after(error) {
+        response.headers_mut().insert(RETRY_AFTER, seconds);
     }
     response
 }

@@ -23,6 +23,6 @@ pub mod routing;
 
 pub use self::access::Refusal;
 pub use self::call::{Call, Incoming, SharedCall, address, status_for};
-pub use self::error_answer::{answer_error, answer_refusal, status_of};
+pub use self::error_answer::{answer_error, answer_refusal, retry_after, status_of};
 pub use self::policy::{OpenPolicy, Policy, ServerPolicy};
 pub use self::request_trace::Sending;

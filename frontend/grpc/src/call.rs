@@ -77,6 +77,11 @@ where
 /// Returns the gRPC status of an error.
 pub(super) fn status(error: InferError) -> Status {
     let code = Code::from_i32(error.code.grpc_code());
+    // The header of gRPC's retry policies (proposal A6), in milliseconds.
+    let pushback = match error.cause {
+        Cause::RateLimited { retry_after_s } => Some(retry_after_s.saturating_mul(1000)),
+        _ => None,
+    };
     let text = match error.cause {
         // Triton's text for this differs between the protocols.
         Cause::Exiting => {
@@ -84,7 +89,11 @@ pub(super) fn status(error: InferError) -> Status {
         }
         _ => shortened(error.message),
     };
-    status_for(code, text, error.reason)
+    let mut status = status_for(code, text, error.reason);
+    if let Some(pushback) = pushback {
+        status.metadata_mut().insert("grpc-retry-pushback-ms", pushback.into());
+    }
+    status
 }
 
 /// The maximum encoded size of a status message in bytes. It is sent as a header; clients reject

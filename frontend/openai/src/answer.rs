@@ -3,7 +3,7 @@
 use axum::response::Response;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{Cause, ErrorCode, InferError, Reason};
 use pharos_edge::{Refusal, answer_error, answer_refusal};
 
 use crate::error::ApiError;
@@ -23,6 +23,7 @@ impl From<ApiError> for Failure {
         let reason = match error.status {
             404 => Reason::UnknownModel,
             413 => Reason::TooLarge,
+            429 => Reason::RateLimited,
             501 => Reason::Unsupported,
             503 => Reason::NotReady,
             500 => Reason::Internal,
@@ -43,6 +44,7 @@ impl Failure {
     pub(crate) fn to_infer_error(&self) -> InferError {
         let code = match self.error.status {
             404 => ErrorCode::NotFound,
+            429 => ErrorCode::ResourceExhausted,
             500 => ErrorCode::Internal,
             501 => ErrorCode::Unsupported,
             503 => ErrorCode::Unavailable,
@@ -82,6 +84,13 @@ pub(crate) fn of_engine(error: &InferError) -> ApiError {
             code: Some("content_too_large"),
             ..ApiError::invalid_request(message)
         },
+        (_, 429) => {
+            let seconds = match error.cause {
+                Cause::RateLimited { retry_after_s } => retry_after_s.try_into().ok(),
+                _ => None,
+            };
+            ApiError::rate_limited(message, seconds)
+        }
         (_, 503) => ApiError::unavailable(message, Some(RETRY_AFTER_S)),
         (_, 501) => ApiError::not_implemented(message),
         (_, status @ 500..) => ApiError { status, ..ApiError::internal(message) },

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::Response;
 use http::HeaderMap;
+use pharos::request_trace::Operation;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
 use pharos_os::clock;
@@ -52,6 +53,9 @@ async fn begin(
     refuse_unsupported(&request.options, &request.sampling)?;
     refuse_in_chat(&request)?;
     let (name, model) = edge.model_of(call, &request.options, headers).await?;
+    if let Some(traced) = call.traced() {
+        traced.operation(Operation::Chat);
+    }
     log_unknown(&name, &request.unknown);
     let tools = tools_of(&mut request, &model, &name)?;
     let prompt;

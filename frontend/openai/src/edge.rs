@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -9,6 +10,7 @@ use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, StatusCode};
 use pharos::error::InferError;
 use pharos::infer::{InferRequest, Parameter};
+use pharos::metrics::cache::TokenBudget;
 use pharos::service::{Responses, SharedService};
 use pharos_edge::Call;
 use pharos_edge::headers::check_encoding;
@@ -184,11 +186,40 @@ pub(crate) fn log_unknown(model: &str, unknown: &[String]) {
     }
 }
 
+/// Adds what is left of the budget of the tenant to a response, in OpenAI's headers.
+pub(crate) fn add_budget(call: &Call, response: &mut Response) {
+    let Some(TokenBudget { limit, remaining, until_full, .. }) = call.token_budget() else {
+        return;
+    };
+    let headers = response.headers_mut();
+    headers.insert("x-ratelimit-limit-tokens", HeaderValue::from(limit));
+    headers.insert("x-ratelimit-remaining-tokens", HeaderValue::from(remaining));
+    if let Ok(reset) = HeaderValue::from_str(&reset_text(until_full)) {
+        headers.insert("x-ratelimit-reset-tokens", reset);
+    }
+}
+
+/// Returns a time as OpenAI writes it: `17ms`, `1.5s`, `6m0s`. Rounds up to milliseconds.
+fn reset_text(time: Duration) -> String {
+    let ms = time.as_nanos().div_ceil(1_000_000);
+    let (minutes, seconds, rest) = (ms / 60_000, ms % 60_000 / 1000, ms % 1000);
+    let seconds = match rest {
+        0 => format!("{seconds}s"),
+        _ => format!("{seconds}.{}s", format!("{rest:03}").trim_end_matches('0')),
+    };
+    match minutes {
+        0 if (1..1000).contains(&ms) => format!("{ms}ms"),
+        0 => seconds,
+        _ => format!("{minutes}m{seconds}"),
+    }
+}
+
 /// Ends a failed request.
 pub(crate) fn finish_failed(call: Call, id: &RequestId, failure: &Failure) -> Response {
     call.has_failed(&failure.to_infer_error());
     let mut response = failure.response();
     id.add_to(&mut response);
+    add_budget(&call, &mut response);
     call.finish(response, Some(failure.reason))
 }
 
@@ -240,4 +271,25 @@ pub(crate) async fn on_a_thread_if<T: Send + 'static>(
     }
     let done = blocking::run(work).await;
     done.map_err(|error| InferError::internal(format!("processing a body failed: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_form_of_openai() {
+        for (ns, expected) in [
+            (0, "0s"),
+            (1, "1ms"),
+            (17_000_000, "17ms"),
+            (999_000_001, "1s"),
+            (1_500_000_000, "1.5s"),
+            (59_999_000_000, "59.999s"),
+            (60_000_000_000, "1m0s"),
+            (360_010_000_000, "6m0.01s"),
+        ] {
+            assert_eq!(reset_text(Duration::from_nanos(ns)), expected);
+        }
+    }
 }

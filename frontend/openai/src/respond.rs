@@ -8,7 +8,7 @@ use pharos_edge::Call;
 
 use crate::answer::Failure;
 use crate::choice::Delta;
-use crate::edge::{Edge, RequestId, event_stream, finish_failed, json};
+use crate::edge::{Edge, RequestId, add_budget, event_stream, finish_failed, json};
 use crate::events::{Chunks, Events};
 use crate::generation::{Generation, PromptDetails};
 use crate::response::Usage;
@@ -54,7 +54,9 @@ pub(crate) async fn respond<F: Form>(
                 call.set_times(generation.timeline());
                 let usage = generation.usage();
                 let body = form.whole(Whole { choices, usage, prompts: generation.prompts() });
-                call.finish(json(id, body), None)
+                let mut response = json(id, body);
+                add_budget(&call, &mut response);
+                call.finish(response, None)
             }
             Err(error) => finish_failed(call, id, &error.into()),
         };
@@ -66,6 +68,7 @@ pub(crate) async fn respond<F: Form>(
         first => first,
     };
     let mut response = event_stream(id);
+    add_budget(&call, &mut response);
     let sending = call.begin_stream(&mut response);
     response.map(|_| Body::new(Events::new(generation, first, form, call, sending, open)))
 }

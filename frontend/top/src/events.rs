@@ -10,8 +10,9 @@ use crate::format::seconds;
 use crate::scrape::{Interval, Scrape, rise};
 
 /// The reasons for which the server, not the model or the client, turns requests away.
-const REFUSALS: [&str; 7] = [
+const REFUSALS: [&str; 8] = [
     "QUEUE_FULL",
+    "RATE_LIMITED",
     "TIMEOUT",
     "NOT_READY",
     "TOO_LARGE",

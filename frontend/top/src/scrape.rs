@@ -75,9 +75,38 @@ impl Scrape {
         sums
     }
 
+    /// Returns the sums and numbers of the series with this name by `of`.
+    pub(crate) fn means<K: Ord>(&self, name: &str, of: impl Fn(&Key) -> K) -> BTreeMap<K, Mean> {
+        let mut means: BTreeMap<K, Mean> = BTreeMap::new();
+        for (key, value) in self.named(name) {
+            let mean = means.entry(of(key)).or_default();
+            mean.sum += value;
+            mean.series += 1.0;
+        }
+        means
+    }
+
     /// Returns the number of series.
     pub(crate) fn len(&self) -> usize {
         self.values.len()
+    }
+}
+
+/// The sum of the values of some series, and their number.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mean {
+    sum: f64,
+    series: f64,
+}
+
+impl Mean {
+    pub(crate) fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// Returns the mean. There is a series.
+    pub(crate) fn mean(&self) -> f64 {
+        self.sum / self.series
     }
 }
 

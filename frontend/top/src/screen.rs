@@ -315,8 +315,9 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table) {
         Row::new(cells.collect::<Vec<_>>())
     });
     let columns = 0..table.heads.len();
+    let width = if columns.len() > 7 { 11 } else { 16 };
     let widths =
-        columns.map(|at| if at < texts { Constraint::Min(16) } else { Constraint::Length(16) });
+        columns.map(|at| if at < texts { Constraint::Min(16) } else { Constraint::Length(width) });
     let head = Row::new(heads.collect::<Vec<_>>())
         .style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
     frame.render_widget(widgets::Table::new(rows, widths).header(head).column_spacing(1), area);
@@ -412,6 +413,42 @@ mod tests {
         assert!(!text.contains('\u{1b}'), "control characters of a label reach the terminal");
         assert!(text.contains("events since the start of this program\nnone"), "{text}");
         assert!(lines.last().unwrap().starts_with("q quit"));
+    }
+
+    #[test]
+    fn language_models_have_a_table() {
+        let of = "model=\"chat\",version=\"1\"";
+        let scrape = |n: u64| {
+            let mut text = format!(
+                "pharos_llm_prompt_tokens_total{{{of}}} {}\npharos_llm_generation_tokens_total{{{of}}} \
+                 {n}\nnv_inference_pending_request_count{{{of}}} 3\n",
+                10 * n
+            );
+            for (le, count) in [("0.5", n), ("1", 2 * n), ("+Inf", 2 * n)] {
+                for name in ["time_to_first_token", "inter_token_latency"] {
+                    text +=
+                        &format!("pharos_llm_{name}_seconds_bucket{{{of},le=\"{le}\"}} {count}\n");
+                }
+            }
+            for instance in [0, 1] {
+                for (name, value) in [
+                    ("running_requests", 4.0),
+                    ("waiting_requests", 1.0),
+                    ("kv_cache_usage_ratio", 0.95),
+                ] {
+                    text += &format!("pharos_llm_{name}{{{of},instance=\"{instance}\"}} {value}\n");
+                }
+            }
+            text
+        };
+        let mut history = History::default();
+        (0..3).for_each(|second| history.add(&scrape(6 * second), Instant(second * 1_000_000_000)));
+        let lines = page(&history, &view(), 140, 30);
+        let row = lines.iter().find(|line| line.starts_with("chat/1")).unwrap();
+        let cells: Vec<&str> =
+            row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let expected = ["chat/1", "60/s", "6/s", "500 ms", "990 ms", "500 ms", "8", "5", "95 %"];
+        assert_eq!(cells, expected, "{lines:#?}");
     }
 
     #[test]

@@ -1,14 +1,15 @@
-//! The smaller tables as text: the whole server, objectives, tenants, streams.
+//! The smaller tables as text: the whole server, objectives, language models, streams, tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pharos::metrics::builtin::Builtin;
+use pharos::metrics::catalog::RECORDED_BY_ENGINES;
 
 use crate::exposition::{Key, model_key};
 use crate::format::{NONE, bytes, number, percent, rate, seconds};
 use crate::history::History;
 use crate::models::{Model, quotient};
-use crate::scrape::{Distribution, Interval, Scrape};
+use crate::scrape::{Distribution, Interval, Mean, Scrape};
 
 /// How a cell is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +39,12 @@ fn plain(texts: Vec<String>) -> Vec<Cell> {
 pub(crate) fn tables(history: &History) -> Vec<Table> {
     let Some(now) = history.latest() else { return Vec::new() };
     let recent = history.recent();
-    let all = [objectives(now, recent), streams(now, recent), tenants(now, recent)];
+    let all = [
+        objectives(now, recent),
+        language_models(now, recent),
+        streams(now, recent),
+        tenants(now, recent),
+    ];
     all.into_iter().filter(|table| !table.rows.is_empty()).collect()
 }
 
@@ -195,6 +201,58 @@ fn tenants(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     }
     let heads = &["tenant", "requests", "failures", "compute", "queue", "requests in all"];
     Table { title: "tenants", heads, rows }
+}
+
+fn language_models(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
+    let heads = &[
+        "language model",
+        "prompt",
+        "generated",
+        "first p50",
+        "first p99",
+        "between p50",
+        "running",
+        "waiting",
+        "KV cache",
+    ];
+    let keys = now.sums(Builtin::LlmGenerationTokens, model_key).into_keys();
+    let Some(recent) = recent else {
+        return Table { title: "language models", heads, rows: Vec::new() };
+    };
+    let prompt = recent.gains(Builtin::LlmPromptTokens, model_key);
+    let generated = recent.gains(Builtin::LlmGenerationTokens, model_key);
+    let first = recent.distributions(Builtin::LlmFirstToken, model_key);
+    let between = recent.distributions(Builtin::LlmInterval, model_key);
+    // Requests wait in the queue of the server and in the engines.
+    let queued = now.sums(Builtin::PendingRequests, model_key);
+    let [running, waiting, cache] = RECORDED_BY_ENGINES.map(|name| now.means(name, model_key));
+    let mut rows = Vec::new();
+    for key in keys {
+        let tokens =
+            |of: &BTreeMap<_, f64>| rate(of.get(&key).map(|count| count / recent.seconds()));
+        let at = |q, of: &BTreeMap<_, Distribution>| {
+            seconds(of.get(&key).and_then(|found| found.quantile(q)))
+        };
+        let queued = queued.get(&key).copied();
+        let in_engines = waiting.get(&key).map(Mean::sum);
+        let all_waiting = queued
+            .or(in_engines)
+            .map(|_| queued.unwrap_or_default() + in_engines.unwrap_or_default());
+        let share = cache.get(&key).map(Mean::mean);
+        let mut row = plain(vec![
+            format!("{}/{}", key.0, key.1),
+            tokens(&prompt),
+            tokens(&generated),
+            at(0.5, &first),
+            at(0.99, &first),
+            at(0.5, &between),
+            number(running.get(&key).map(Mean::sum)),
+            number(all_waiting),
+        ]);
+        row.push((percent(share), used(share)));
+        rows.push(row);
+    }
+    Table { title: "language models", heads, rows }
 }
 
 fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {

@@ -63,6 +63,7 @@ fn by_reason(
                 format!("The request waited longer than clientTimeoutInMills allows: {message}");
             ErrorResponse::new(408, Exception::RequestTimeout, text)
         }
+        Reason::RateLimited => with(429, Exception::ServiceUnavailable),
         Reason::TooLarge => with(413, Exception::BadRequest),
         Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
             with(400, Exception::BadRequest)

@@ -55,7 +55,7 @@ pub fn rules(slos: &[Slo]) -> String {
     text.push_str("  - name: pharos-slo-alerts\n    rules:\n");
     for slo in slos {
         for (sli, limit_ns, share) in slo.indicators() {
-            let objective = described(slo, limit_ns, share.ratio());
+            let objective = described(slo, sli, limit_ns, share.ratio());
             for severity in [URGENT, "warning"] {
                 text.push_str(&alert(slo, sli, share.budget(), &objective, severity));
             }
@@ -102,10 +102,15 @@ fn budget(slo: &Slo, sli: Sli, budget: f64) -> String {
 }
 
 /// Describes an objective in one phrase.
-fn described(slo: &Slo, limit_ns: Option<u64>, ratio: f64) -> String {
+fn described(slo: &Slo, sli: Sli, limit_ns: Option<u64>, ratio: f64) -> String {
     let percent = (ratio * 1e9).round() / 1e7;
     let within = limit_ns.map_or_else(String::new, |ns| format!(" within {} ms", ns as f64 / 1e6));
-    format!("{percent}% of the requests succeed{within}, over {}", window(slo))
+    let what = match sli {
+        Sli::Latency | Sli::Availability => format!("of the requests succeed{within}"),
+        Sli::FirstToken => format!("of the streams have their first token{within}"),
+        Sli::TokenInterval => format!("of the tokens follow the previous one{within}"),
+    };
+    format!("{percent}% {what}, over {}", window(slo))
 }
 
 /// Returns an alert on the error budget of one indicator.
@@ -135,7 +140,12 @@ fn alert(slo: &Slo, sli: Sli, budget: f64, objective: &str, severity: &str) -> S
     let _ = writeln!(text, "          summary: \"{summary} on model {{{{ $labels.model }}}}\"");
     let faster = factors.join(", or ");
     let description = format!("{objective}. The budget burns faster than allowed ({faster}).");
-    let errors = "{{ $value | humanizePercentage }} of the requests are bad";
+    let counted = match sli {
+        Sli::Latency | Sli::Availability => "requests",
+        Sli::FirstToken => "streams",
+        Sli::TokenInterval => "tokens",
+    };
+    let errors = format!("{{{{ $value | humanizePercentage }}}} of the {counted} are bad");
     let _ = writeln!(text, "          description: \"Objective: {description} {errors}.\"");
     text
 }
@@ -170,6 +180,22 @@ mod tests {
              sum by",
             "Objective: 99% of the requests succeed within 200 ms, over 28d.",
             "Objective: 99.9% of the requests succeed, over 28d.",
+        ] {
+            assert!(text.contains(expected), "{expected}\n{text}");
+        }
+    }
+
+    #[test]
+    fn indicators_of_tokens_have_their_words() {
+        let text = of("{name: chat, time_to_first_token: {threshold: 1s, share: 95%}, \
+                       inter_token_latency: {threshold: 50ms, share: 99%}}");
+        assert_eq!(text.matches("- alert: PharosSloBudgetBurn").count(), 4, "{text}");
+        for expected in [
+            "{slo=\"chat\",sli=\"time_to_first_token\"} > 14.4 * 0.05",
+            "Objective: 95% of the streams have their first token within 1000 ms, over 30d.",
+            "{{ $value | humanizePercentage }} of the streams are bad.",
+            "Objective: 99% of the tokens follow the previous one within 50 ms, over 30d.",
+            "labels: {slo: \"chat\", sli: inter_token_latency}",
         ] {
             assert!(text.contains(expected), "{expected}\n{text}");
         }

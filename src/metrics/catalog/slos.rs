@@ -25,6 +25,10 @@ named_enum! {
         Latency => "latency",
         /// The share of requests that succeed.
         Availability => "availability",
+        /// The share of streams of a language model whose first token arrives within a time.
+        FirstToken => "time_to_first_token",
+        /// The share of tokens of these streams that follow the previous one within a time.
+        TokenInterval => "inter_token_latency",
     }
     /// Returns the label's value.
     pub fn as_str;
@@ -61,7 +65,7 @@ fn nine_decimals(number: f64) -> f64 {
     (number * 1e9).round() / 1e9
 }
 
-/// One service level objective. It has a latency, an availability, or both.
+/// One service level objective. It has at least one indicator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slo {
     /// Its name, unique in the file: letters, digits, `_`, `-` and `.`.
@@ -72,6 +76,12 @@ pub struct Slo {
     pub latency: Option<(u64, Share)>,
     /// The share of requests that must succeed.
     pub availability: Option<Share>,
+    /// The threshold in nanoseconds, and the share of streams of a language model whose first token
+    /// must arrive within it.
+    pub first_token: Option<(u64, Share)>,
+    /// The threshold in nanoseconds, and the share of tokens that must follow the previous one
+    /// within it.
+    pub token_interval: Option<(u64, Share)>,
     /// The window of the error budget in seconds.
     pub window_s: u64,
 }
@@ -86,8 +96,13 @@ impl Slo {
     /// Returns its indicators, each with the time in which a request must succeed (`None`: any
     /// time) and the share.
     pub fn indicators(&self) -> impl Iterator<Item = (Sli, Option<u64>, Share)> + '_ {
-        let latency = self.latency.map(|(ns, share)| (Sli::Latency, Some(ns), share));
-        latency.into_iter().chain(self.availability.map(|share| (Sli::Availability, None, share)))
+        let timed = |sli, limit: Option<(u64, Share)>| {
+            limit.into_iter().map(move |(ns, share)| (sli, Some(ns), share))
+        };
+        timed(Sli::Latency, self.latency)
+            .chain(self.availability.map(|share| (Sli::Availability, None, share)))
+            .chain(timed(Sli::FirstToken, self.first_token))
+            .chain(timed(Sli::TokenInterval, self.token_interval))
     }
 }
 
@@ -165,7 +180,7 @@ struct OneSlo;
 impl<'de> Node<'de> for OneSlo {
     type Out = Slo;
     fn expected(&self) -> &'static str {
-        "an objective, a mapping with name, model, latency, availability and window,"
+        "an objective, a mapping with name, model, indicators and window,"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Slo, A::Error> {
         let mut seen = Vec::new();
@@ -174,22 +189,44 @@ impl<'de> Node<'de> for OneSlo {
         let mut window_s = 30 * 86_400;
         let mut latency = None;
         let mut availability = None;
-        let allowed = &["name", "model", "latency", "availability", "window"];
+        let mut first_token = None;
+        let mut token_interval = None;
+        let allowed = &[
+            "name",
+            "model",
+            "latency",
+            "availability",
+            "time_to_first_token",
+            "inter_token_latency",
+            "window",
+        ];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => name = Some(map.next_value_seed(Seed(Name))?),
                 "model" => model = map.next_value_seed(Seed(Pattern))?,
-                "latency" => latency = Some(map.next_value_seed(Seed(Latency))?),
+                "latency" => latency = Some(map.next_value_seed(Seed(Latency("latency")))?),
                 "availability" => availability = Some(map.next_value_seed(Seed(ShareText))?),
+                "time_to_first_token" => {
+                    first_token = Some(map.next_value_seed(Seed(Latency("time_to_first_token")))?)
+                }
+                "inter_token_latency" => {
+                    let limit = map.next_value_seed(Seed(Latency("inter_token_latency")))?;
+                    token_interval = Some(limit);
+                }
                 _ => window_s = map.next_value_seed(Seed(Window))?,
             }
         }
         let name = name.ok_or_else(|| de::Error::custom("an objective has no name"))?;
-        if latency.is_none() && availability.is_none() {
-            let reason = format!("objective `{name}` has neither `latency` nor `availability`");
+        let slo = Slo { name, model, latency, availability, first_token, token_interval, window_s };
+        if slo.indicators().next().is_none() {
+            let name = slo.name;
+            let reason = format!(
+                "objective `{name}` has none of `latency`, `availability`, `time_to_first_token` \
+                 and `inter_token_latency`"
+            );
             return Err(de::Error::custom(reason));
         }
-        Ok(Slo { name, model, latency, availability, window_s })
+        Ok(slo)
     }
 }
 
@@ -232,7 +269,8 @@ impl Node<'_> for Pattern {
     }
 }
 
-struct Latency;
+/// A time and a share, by the key that has them.
+struct Latency(&'static str);
 
 impl<'de> Node<'de> for Latency {
     type Out = (u64, Share);
@@ -250,9 +288,9 @@ impl<'de> Node<'de> for Latency {
                 _ => share = Some(map.next_value_seed(Seed(ShareText))?),
             }
         }
-        threshold
-            .zip(share)
-            .ok_or_else(|| de::Error::custom("`latency` needs both `threshold` and `share`"))
+        threshold.zip(share).ok_or_else(|| {
+            de::Error::custom(format!("`{}` needs both `threshold` and `share`", self.0))
+        })
     }
 }
 
@@ -345,6 +383,18 @@ mod tests {
             ("*", 30 * 86_400, None)
         );
         assert_eq!(parse(""), Ok(Vec::new()));
+        let tokens = &parse(
+            "  - {name: t, time_to_first_token: {threshold: 1s, share: 90%}, inter_token_latency: \
+             {threshold: 50ms, share: 99%}}\n",
+        )
+        .unwrap()[0];
+        let indicators: Vec<_> =
+            tokens.indicators().map(|(sli, ns, share)| (sli, ns, share.ratio())).collect();
+        let expected = [
+            (Sli::FirstToken, Some(1_000_000_000), 0.9),
+            (Sli::TokenInterval, Some(50_000_000), 0.99),
+        ];
+        assert_eq!(indicators, expected);
     }
 
     #[test]
@@ -361,7 +411,18 @@ mod tests {
         let text = |entry: &str| parse(&format!("  - {{{entry}}}\n")).unwrap_err();
         for (entry, expected) in [
             ("availability: 99%", "an objective has no name"),
-            ("name: a", "objective `a` has neither `latency` nor `availability`"),
+            (
+                "name: a",
+                "objective `a` has none of `latency`, `availability`, `time_to_first_token`",
+            ),
+            (
+                "name: a, time_to_first_token: {share: 99%}",
+                "`time_to_first_token` needs both `threshold` and `share`",
+            ),
+            (
+                "name: a, inter_token_latency: {threshold: 0ms, share: 99%}",
+                "`0ms` is not a valid threshold",
+            ),
             (
                 "name: 'a b', availability: 99%",
                 "`a b` is not a valid name of an objective; allowed are up to 63",

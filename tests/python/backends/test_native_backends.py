@@ -254,7 +254,7 @@ REFUSED = {
     "null_data": "the destination of the result is 0x0, which is not a valid pointer",
     "twice": "output 'OUT' is allocated already",
     "fail_far": "there is no request 1000 in a batch of 1, counted from 0",
-    "fail_oddly": "77 is not an error code; allowed are 1 to 9",
+    "fail_oddly": "77 is not an error code; allowed are 1 to 10",
     "reschedule": "while the model is not configured to handle such a flag",
     "respond": "its model_transaction_policy is not decoupled",
     "code": "the backend returned the code 2 and gave no reason",

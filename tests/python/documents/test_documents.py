@@ -499,12 +499,13 @@ def test_a_mistake_in_a_definition(tmp_path):
 @needs_promtool
 def test_objectives_and_their_rules(tmp_path):
     """The objectives of the page are valid, and promtool accepts their rules."""
-    definition, commands = of_test("test_objectives_and_their_rules")
-    (tmp_path / "metrics.yaml").write_text(definition.text)
+    definition, of_tokens, commands = of_test("test_objectives_and_their_rules")
+    # One objective more: the second block has another entry of the list.
+    (tmp_path / "metrics.yaml").write_text(definition.text + of_tokens.text.removeprefix("slos:\n"))
     path = f"{binary().parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", commands.text], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "slo-rules.yaml").read_text().count("alert: PharosSloBudgetBurn") == 4
+    assert (tmp_path / "slo-rules.yaml").read_text().count("alert: PharosSloBudgetBurn") == 10
 
 
 @needs_promtool
@@ -513,11 +514,19 @@ def test_tenants_of_the_page(tmp_path):
     definition, query = of_test("test_tenants_of_the_page")
     (tmp_path / "metrics.yaml").write_text(definition.text)
     done = subprocess.run([binary(), "metrics", "check", "metrics.yaml"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "6 metrics (6 counters" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "7 metrics (7 counters" in done.stdout, done.stdout + done.stderr
     rule = f"groups:\n  - name: page\n    rules:\n      - record: a:b\n        expr: {query.text}\n"
     (tmp_path / "rules.yaml").write_text(rule)
     done = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_budgets_of_the_page(tmp_path):
+    """The rule of the page is valid."""
+    (definition,) = of_test("test_budgets_of_the_page")
+    (tmp_path / "metrics.yaml").write_text(definition.text)
+    done = subprocess.run([binary(), "metrics", "check", "metrics.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "7 metrics (7 counters" in done.stdout, done.stdout + done.stderr
 
 
 @needs_promtool

@@ -21,7 +21,7 @@ from harness.otlp_collector import GrpcCollector, HttpCollector
 from harness.peers import missing
 from harness.ports import free_ports
 from harness.processes import held, memory
-from harness.server import Server, kill_all, total
+from harness.server import ROOT, Server, kill_all, total
 from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import grpc_infer, grpc_tensor
@@ -387,3 +387,38 @@ def test_exit_does_not_wait_for_a_collector_that_hangs(exporting):
         server.stop()
         assert time.monotonic() - begun < 12
         assert "could not be sent" in server.log_tail()
+
+
+def test_language_models_have_the_attributes_of_generative_models(tmp_path):
+    """Chats, streams and several prompts: the parameters, the tokens, the reasons of the end, and events for the first token and the end."""
+    with HttpCollector() as collector:
+        url = f"http://127.0.0.1:{collector.port}/v1/traces"
+        chosen = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=1", "opentelemetry,bsp_schedule_delay=100", f"opentelemetry,url={url}"]
+        options = [f"--trace-config={config}" for config in chosen]
+        with Server(tmp_path, [ROOT / "examples/language_model/models"], options) as server:
+            ask = lambda path, body: server.ask("POST", path, json.dumps({"model": "words", **body}))  # noqa: E731
+            chat = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 2, "temperature": 0.5}
+            assert ask("/v1/chat/completions", chat)[0] == 200
+            assert ask("/v1/chat/completions", chat | {"stream": True, "n": 2, "vllm_xargs": {"delay_ms": 20}})[0] == 200
+            assert ask("/v1/completions", {"prompt": ["one two", "three"]})[0] == 200
+            assert ask("/v2/models/words/generate", {"text_input": "one"})[0] == 200
+            found = lambda: [span for span in collector.spans if span.name == "words"]  # noqa: E731
+            eventually("all spans are received", lambda: len(found()) == 4)
+    whole, stream, prompts, generated = sorted(found(), key=lambda span: span.start)
+
+    def of(span) -> dict:
+        attributes = {key.removeprefix("gen_ai."): value for key, value in span.attributes.items() if key.startswith("gen_ai.")}
+        reasons = attributes.pop("response.finish_reasons")
+        assert attributes.pop("request.model") == "words"
+        return attributes | {"reasons": [value.string_value for value in reasons.values]}
+
+    asked = {"operation.name": "chat", "request.max_tokens": 2, "request.temperature": 0.5, "usage.input_tokens": 3}
+    assert of(whole) == asked | {"usage.output_tokens": 2, "reasons": ["length"]}
+    assert of(stream) == asked | {"usage.output_tokens": 4, "reasons": ["length"] * 2}
+    completed = {"operation.name": "text_completion", "request.max_tokens": 16, "usage.input_tokens": 3, "usage.output_tokens": 3}
+    assert of(prompts) == completed | {"reasons": ["stop"] * 2}
+    assert of(generated) == {"operation.name": "text_completion", "usage.input_tokens": 1, "usage.output_tokens": 1, "reasons": ["stop"]}
+    for span in (whole, stream, prompts, generated):
+        assert span.start <= span.events["gen_ai.first_token"] <= span.events["gen_ai.generation_end"] <= span.end
+    assert stream.events["gen_ai.generation_end"] - stream.events["gen_ai.first_token"] >= 15_000_000
+    assert "three" not in str(collector.spans), "texts of clients are not part of a trace"

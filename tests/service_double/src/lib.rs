@@ -20,6 +20,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::load_report::{LoadReport, Values};
+use pharos::metrics::cache::TokenBudget;
 use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
@@ -384,6 +385,10 @@ impl Service for EchoService {
 
     fn tenant<'r>(&self, _: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
         TenantId::default()
+    }
+
+    fn token_budget(&self, _: TenantId) -> Option<TokenBudget> {
+        None
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

@@ -12,7 +12,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{CorrelationId, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::load_report::LoadReport;
-use pharos::metrics::cache::Cache;
+use pharos::metrics::cache::{Cache, TokenBudget};
 use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{self, Encoding, Names};
 use pharos::metrics::labels::Outcome;
@@ -362,6 +362,10 @@ impl Service for Engine {
             TenantSource::Header(_) | TenantSource::Certificate => self.inner.cache.tenant(given),
             TenantSource::Token => self.tenant_of_token(given),
         }
+    }
+
+    fn token_budget(&self, tenant: TenantId) -> Option<TokenBudget> {
+        self.inner.cache.token_budget(tenant, clock::now())
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

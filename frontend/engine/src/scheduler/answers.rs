@@ -7,9 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError};
-use pharos::id::{RequestId, TenantId};
+use pharos::id::RequestId;
 use pharos::infer::InferResponse;
-use pharos::metrics::record::{self, Failed, FinishReason, MissTimes, TokenProgress};
+use pharos::metrics::record::{
+    self, EstimatedTokens, Failed, FinishReason, MissTimes, TokenCounts, TokenProgress,
+};
 use pharos::model::generation;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock, Response};
@@ -52,12 +54,7 @@ impl Driver {
                     Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
                 self.record(&request.batched, answer, timeline, request.sender.is_closed());
                 if let Ok(response) = &answer {
-                    self.count_tokens(
-                        response,
-                        request.batched.request.tenant,
-                        &TokenProgress::default(),
-                        true,
-                    );
+                    self.count_tokens(response, &request.batched, &TokenProgress::default(), true);
                 }
                 if let (Some(times), Ok(response)) =
                     (misses.get(position).copied().flatten(), answer)
@@ -100,12 +97,7 @@ impl Driver {
                 timeline = response.timeline;
             }
             if let Ok(response) = &answer {
-                self.count_tokens(
-                    response,
-                    batched.request.tenant,
-                    &TokenProgress::default(),
-                    true,
-                );
+                self.count_tokens(response, &batched, &TokenProgress::default(), true);
             }
             self.record_one(&batched, &answer, &timeline, request.sender.is_closed());
         }
@@ -225,12 +217,25 @@ impl Driver {
     pub(super) fn count_tokens(
         &self,
         response: &InferResponse,
-        tenant: TenantId,
+        batched: &BatchedRequest,
         progress: &TokenProgress,
         is_whole: bool,
     ) {
         if self.counts_tokens {
-            let counts = generation::token_counts(&response.outputs);
+            let tenant = batched.request.tenant;
+            let mut counts = generation::token_counts(&response.outputs);
+            if record::has_token_budget(&self.series, tenant) {
+                // A client that does not ask for the numbers pays too.
+                counts.estimated = EstimatedTokens {
+                    prompt: generation::estimated_prompt(&batched.request.inputs),
+                    generated: generation::estimated_output(&response.outputs),
+                };
+            }
+            let arrived = response.timeline.request_end;
+            let known = progress.has_prompt();
+            let prompt = counts.prompt.filter(|_| !known);
+            let traced = TokenCounts { prompt, ..counts };
+            request_trace::generated(&batched.request, &traced, arrived);
             record::tokens(&self.series, progress, counts, tenant, &response.timeline, is_whole);
         }
     }
@@ -290,13 +295,21 @@ impl Driver {
         error: &InferError,
         request_ns: u64,
     ) {
+        self.record_failed_after(batched, error, request_ns, false);
+    }
+
+    /// As [`Driver::record_failed`], for a request that may have had a token (`had_token`).
+    pub(super) fn record_failed_after(
+        &self,
+        batched: &BatchedRequest,
+        error: &InferError,
+        request_ns: u64,
+        had_token: bool,
+    ) {
         let _transaction = self.series.begin();
         let now = batched.request.timeline.request_start + Duration::from_nanos(request_ns);
-        record::inference_failed(
-            &self.series,
-            Failed::of(error, batched.request.leaves_at, now),
-            request_ns,
-        );
+        let failed = Failed::of(error, batched.request.leaves_at, now);
+        record::inference_failed(&self.series, failed, request_ns);
         record::tenant_failed(&self.series, batched.request.tenant, error.reason);
         if self.generates_text {
             let reason = match error.code {
@@ -304,6 +317,11 @@ impl Driver {
                 _ => FinishReason::Error,
             };
             record::generation_failed(&self.series, reason);
+            let is_stream =
+                self.config.decoupled && generation::wants_stream(&batched.request.inputs);
+            if is_stream && !had_token {
+                record::stream_without_token(&self.series, failed, request_ns);
+            }
         }
     }
 

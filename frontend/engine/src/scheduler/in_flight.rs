@@ -483,7 +483,8 @@ impl Driver {
             lost(&self.model, "while it executed this request")
         };
         let ns = now.ns_since(request.batched.request.timeline.request_start);
-        self.record_failed(&request.batched, &error, ns);
+        let had_token = request.sender.has_token();
+        self.record_failed_after(&request.batched, &error, ns, had_token);
         request.sender.record_end(&self.series);
         request_trace::failed(request.batched.request.traced.as_ref(), &error, now);
         self.finish(state, id, request, Err(error));

@@ -76,6 +76,9 @@ impl Driver {
         let mut now = clock::now();
         request.timeline.queue_start = now;
         request_trace::queued(&self.model, &request);
+        if self.generates_text {
+            request_trace::generates(&request);
+        }
         let mut miss = None;
         if let Some(cache) =
             self.response_cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache())

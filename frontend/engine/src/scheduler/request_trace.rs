@@ -4,6 +4,8 @@
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
 use pharos::infer::{InferOutput, InferRequest};
+use pharos::metrics::record::TokenCounts;
+use pharos::model::generation;
 use pharos::request_trace::{TensorActivity, Traced};
 use pharos::timeline::{ComputeStamps, Instant, Timeline};
 
@@ -16,6 +18,20 @@ pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
         traced.model_started(model, &request.id, &request.timeline);
         let inputs = request.inputs.iter().map(|input| (input.name.as_str(), &input.tensor));
         traced.tensors(TensorActivity::QueueInput, inputs);
+    }
+}
+
+/// Records that a model that generates text has received a request.
+pub(super) fn generates(request: &InferRequest) {
+    if let Some(traced) = &request.traced {
+        traced.generation_started(generation::sampling_limits(&request.inputs));
+    }
+}
+
+/// Records a response of a model that generates text.
+pub(super) fn generated(request: &InferRequest, counts: &TokenCounts, at: Instant) {
+    if let Some(traced) = &request.traced {
+        traced.generated(counts, at);
     }
 }
 

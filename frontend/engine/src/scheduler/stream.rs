@@ -182,6 +182,11 @@ impl AnswerSender {
         }
     }
 
+    /// Returns whether a response had a token.
+    pub(super) fn has_token(&self) -> bool {
+        matches!(self, Self::Many(sink) if sink.flow.tokens.has_token())
+    }
+
     /// Returns whether the reader is gone.
     pub(super) fn is_closed(&self) -> bool {
         match self {
@@ -453,6 +458,9 @@ impl Driver {
         let now = clock::now();
         request.timeline.queue_start = now;
         request_trace::queued(&self.model, &request);
+        if self.generates_text {
+            request_trace::generates(&request);
+        }
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
@@ -568,7 +576,7 @@ impl Driver {
             record::first_response(&self.series, timeline.request_ns());
         }
         if let (Ok(response), false) = (&answer, empty) {
-            self.count_tokens(response, batched.request.tenant, &flow.tokens, number == 0 && last);
+            self.count_tokens(response, &batched, &flow.tokens, number == 0 && last);
             let bytes = response.byte_size();
             record::stream_response(
                 &self.series,
@@ -584,7 +592,10 @@ impl Driver {
         if last {
             record::stream_ended(&self.series, &flow.progress);
             match flow.failed.get() {
-                Some(error) => self.record_failed(&batched, error, timeline.request_ns()),
+                Some(error) => {
+                    let ns = timeline.request_ns();
+                    self.record_failed_after(&batched, error, ns, flow.tokens.has_token());
+                }
                 None => self.record_one(&batched, &answer, &timeline, is_abandoned),
             }
         }

@@ -206,6 +206,7 @@ impl ModelTable {
                 busy_ns: load.busy_ns,
                 succeeded,
                 queue_ns,
+                engines: driver.series.engine_levels(),
             });
         }
         Sample { cpu, memory, requests, errors, models }

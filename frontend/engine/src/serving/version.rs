@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use pharos::classification;
-use pharos::error::InferError;
-use pharos::id::ModelVersion;
+use pharos::error::{Cause, ErrorCode, InferError, Reason};
+use pharos::id::{ModelVersion, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
+use pharos::model::generation::GenerationForm;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
@@ -21,7 +22,7 @@ use crate::scheduler::Driver;
 use crate::store::ModelFiles;
 use crate::store::scan::LoadedFiles;
 use crate::supervisor::Instances;
-use pharos_os::blocking;
+use pharos_os::{blocking, clock};
 
 /// A serving version of a model.
 #[derive(Clone)]
@@ -222,14 +223,40 @@ impl Serving {
     /// Counts a request and checks it.
     ///
     /// # Errors
-    /// The request does not fit the model.
+    /// The tenant of the request has used its budget of tokens, or the request does not fit the
+    /// model.
     pub(crate) fn admit(&self, request: &mut InferRequest) -> Result<Admitted, InferError> {
         record::inference_requested(&self.series);
+        self.check_token_budget(request.tenant)?;
         let checked = self.config.check(request)?;
         let outputs = request.outputs.iter().filter(|output| output.classification > 0);
         let classified =
             outputs.map(|output| (output.name.clone(), output.classification)).collect();
         Ok(Admitted { checked, classified })
+    }
+
+    /// Checks the budget of a tenant if the model generates text.
+    ///
+    /// # Errors
+    /// The budget is used up.
+    fn check_token_budget(&self, tenant: TenantId) -> Result<(), InferError> {
+        if !record::has_token_budget(&self.series, tenant)
+            || GenerationForm::of(&self.config).is_none()
+        {
+            return Ok(());
+        }
+        let Some(budget) = record::used_up_budget(&self.series, tenant, clock::now()) else {
+            return Ok(());
+        };
+        let retry_after_s = budget.until_accepted.as_nanos().div_ceil(1_000_000_000);
+        let retry_after_s = u64::try_from(retry_after_s).unwrap_or(u64::MAX);
+        let text = format!(
+            "the budget of {} tokens per minute of the client is used up; requests are accepted \
+             again in {retry_after_s} s",
+            budget.limit
+        );
+        Err(InferError::new(ErrorCode::ResourceExhausted, Reason::RateLimited, text)
+            .with_cause(Cause::RateLimited { retry_after_s }))
     }
 
     /// Replaces outputs by their largest elements, on a blocking thread if one of them is large.

@@ -5,7 +5,7 @@
 const MOST_EVENTS = 200;
 const LOAD_SECONDS = "nv_model_load_duration_secs";
 // Failures by which the server, not the model or the client, turns requests away.
-const REFUSALS = ["QUEUE_FULL", "TIMEOUT", "NOT_READY", "TOO_LARGE", "RESTRICTED", "UNAUTHENTICATED", "INSTANCE_LOST"];
+const REFUSALS = ["QUEUE_FULL", "RATE_LIMITED", "TIMEOUT", "NOT_READY", "TOO_LARGE", "RESTRICTED", "UNAUTHENTICATED", "INSTANCE_LOST"];
 // The lanes of the time line with their colours, from top to bottom.
 const LANES = [["server", "grey"], ["models", "blue"], ["instances", "amber"], ["refusals", "bad"]];
 

@@ -1,4 +1,4 @@
-// The tables of service level objectives and of tenants. Each is hidden while /metrics has no series of it.
+// The tables of language models, of service level objectives and of tenants. Each is hidden while /metrics has no series of it.
 "use strict";
 
 const SLO = {
@@ -42,6 +42,42 @@ function showObjectives() {
   fillPlain($("objectives"), SLO_COLUMNS, cells, [], "No objectives.");
 }
 
+const LANGUAGE = {
+  prompt: "pharos_llm_prompt_tokens_total",
+  generated: "pharos_llm_generation_tokens_total",
+  first: "pharos_llm_time_to_first_token_seconds",
+  interval: "pharos_llm_inter_token_latency_seconds",
+  running: "pharos_llm_running_requests",
+  waiting: "pharos_llm_waiting_requests",
+  cache: "pharos_llm_kv_cache_usage_ratio",
+  queued: "nv_inference_pending_request_count",
+};
+const LANGUAGE_COLUMNS = ["Model", "Prompt tokens", "Generated tokens", "First token 50 %", "First token 99 %", "Between tokens 50 %", "Running", "Waiting", "KV cache"];
+
+function showLanguageModels() {
+  const now = history_.latest, recent = history_.recent();
+  const models = now.list(LANGUAGE.generated).map(({ labels }) => labels).filter(keepChosen);
+  $("language").hidden = models.length === 0;
+  const [prompt, generated] = [LANGUAGE.prompt, LANGUAGE.generated].map((name) => recent?.gains(name, modelKey, keepChosen) ?? new Map());
+  const cells = models.slice(0, 200).map((model) => {
+    const key = modelKey(model), isOfModel = (labels) => modelKey(labels) === key;
+    const values = (name) => now.list(name).filter(({ labels }) => isOfModel(labels)).map(({ value }) => value);
+    const sum = (all) => (all.length === 0 ? null : all.reduce((total, value) => total + value, 0));
+    const perSecond = (gains) => rate(recent ? (gains.get(key) ?? 0) / recent.seconds : null);
+    const at = (q, family) => { const times = recent?.histogram(family, isOfModel); return seconds(times ? quantile(q, times) : null); };
+    const cache = values(LANGUAGE.cache);
+    return [
+      `${model.model}, version ${model.version}`, perSecond(prompt), perSecond(generated),
+      at(0.5, LANGUAGE.first), at(0.99, LANGUAGE.first), at(0.5, LANGUAGE.interval),
+      number(sum(values(LANGUAGE.running))),
+      // Requests wait in the queue of the server and in the engines.
+      number(sum([...values(LANGUAGE.queued), ...values(LANGUAGE.waiting)])),
+      cache.length === 0 ? NONE : percent(100 * sum(cache) / cache.length),
+    ];
+  });
+  fillPlain($("language-models"), LANGUAGE_COLUMNS, cells, [], "No language models.");
+}
+
 const TENANT = ["requests", "failures", "compute_seconds", "queue_seconds"].map((name) => `pharos_tenant_${name}_total`);
 const TENANT_COLUMNS = ["Tenant", "Requests", "Failures", "Compute time", "Queue time", "Requests since start"];
 
@@ -63,6 +99,7 @@ function showTenants() {
 }
 
 function showUsage() {
+  showLanguageModels();
   showObjectives();
   showTenants();
   $("usage").hidden = $("objectives-panel").hidden && $("tenants-panel").hidden;

@@ -34,7 +34,7 @@ pub(super) fn error_of(code: Code, message: String) -> Result<InferError, InferE
         .ok()
         .and_then(|code| ErrorCode::from_wire(code.checked_sub(1)?))
         .ok_or_else(|| {
-            InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9"))
+            InferError::invalid(format!("{code} is not an error code; allowed are 1 to 10"))
         })?;
     let reason = if known == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
     Ok(InferError::new(known, reason, message))
