@@ -56,6 +56,10 @@ named_enum! {
         ChatCompletion => "chat_completion",
         /// A completion of OpenAI's API.
         Completion => "completion",
+        /// A response of OpenAI's Responses API.
+        Response => "response",
+        /// A response of OpenAI's Responses API that a client expects to be stored.
+        StoredResponse => "stored_response",
         /// The list of the models that are ready, for clients that send requests to them.
         Models => "models",
         /// The list of models.
@@ -131,6 +135,7 @@ impl Route {
                 | Self::GenerateStream
                 | Self::ChatCompletion
                 | Self::Completion
+                | Self::Response
                 | Self::Predict
                 | Self::StreamPredict
                 | Self::Explain

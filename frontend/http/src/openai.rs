@@ -11,16 +11,12 @@ use super::answer::post;
 use super::{Edge, answer};
 use pharos_edge::routing::Builder;
 
-/// What a client of a generating model can use instead.
-const TEXT: &str = "POST /v1/chat/completions with a model that generates text";
-
-/// What a client of any other model can use instead.
+/// What a client of a model can use instead.
 const TENSORS: &str = "POST /v2/models/MODEL/infer or /v1/models/MODEL:predict";
 
 /// The paths of OpenAI's API at which clients send requests to models, each with what this server
 /// has instead.
-const UNAVAILABLE: [(&str, &str); 11] = [
-    ("/v1/responses", TEXT),
+const UNAVAILABLE: [(&str, &str); 10] = [
     ("/v1/embeddings", TENSORS),
     ("/v1/moderations", TENSORS),
     ("/v1/rerank", TENSORS),

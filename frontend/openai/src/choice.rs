@@ -50,6 +50,8 @@ pub(crate) struct Choice {
 #[derive(Debug, Default)]
 pub(crate) struct Delta {
     pub(crate) content: String,
+    /// Text after the first call of the choice.
+    pub(crate) content_after_calls: String,
     pub(crate) reasoning: String,
     /// Beginnings and arguments of calls.
     pub(crate) tools: Vec<ToolDelta>,
@@ -76,6 +78,7 @@ impl Delta {
     /// Adds what a later response has added.
     pub(crate) fn append(&mut self, next: Self) {
         self.content.push_str(&next.content);
+        self.content_after_calls.push_str(&next.content_after_calls);
         self.reasoning.push_str(&next.reasoning);
         self.tools.extend(next.tools);
         self.logprobs.extend(next.logprobs);
@@ -86,6 +89,7 @@ impl Delta {
     /// Returns whether the client learns something from it.
     pub(crate) fn is_empty(&self) -> bool {
         self.content.is_empty()
+            && self.content_after_calls.is_empty()
             && self.reasoning.is_empty()
             && self.tools.is_empty()
             && self.logprobs.is_empty()
@@ -229,6 +233,9 @@ impl Choice {
     fn take_tools(&mut self, found: Vec<ToolDelta>, delta: &mut Delta) {
         for piece in found {
             match piece {
+                ToolDelta::Text(text) if self.calls > 0 => {
+                    delta.content_after_calls.push_str(&text)
+                }
                 ToolDelta::Text(text) => delta.content.push_str(&text),
                 ToolDelta::End { .. } => {}
                 ToolDelta::Begin { index, .. } | ToolDelta::Arguments { index, .. }

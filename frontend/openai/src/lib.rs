@@ -12,6 +12,7 @@
 mod answer;
 pub mod chat;
 mod chat_completions;
+mod chat_inference;
 mod choice;
 pub mod completion;
 mod completions;
@@ -28,6 +29,7 @@ pub mod options;
 pub mod reasoning;
 mod respond;
 pub mod response;
+pub mod responses;
 mod routes;
 pub mod sampling;
 pub mod stop;
@@ -39,6 +41,7 @@ pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use error::ApiError;
 pub use json::{MAX_DEPTH, MAX_VALUES};
+pub use responses::request::ResponsesRequest;
 pub use routes::add_to;
 
 #[cfg(test)]

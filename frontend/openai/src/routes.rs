@@ -8,7 +8,7 @@ use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
 
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::Edge;
-use crate::{chat_completions, completions};
+use crate::{chat_completions, completions, responses};
 
 /// Adds the paths of OpenAI's API to the table of a port.
 #[must_use]
@@ -28,6 +28,26 @@ where
         declared = declared
             .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
             .route(&format!("{prefix}/completions"), Route::Completion, completion);
+        let response = Methods::post(handler(responses::answer));
+        let not_stored = || handler(responses::answer_not_stored);
+        let path = format!("{prefix}/responses");
+        declared = declared
+            .route(&path, Route::Response, response)
+            .route(
+                &format!("{path}/{{id}}"),
+                Route::StoredResponse,
+                Methods::get(not_stored()).and_delete(not_stored()),
+            )
+            .route(
+                &format!("{path}/{{id}}/cancel"),
+                Route::StoredResponse,
+                Methods::post(not_stored()),
+            )
+            .route(
+                &format!("{path}/{{id}}/input_items"),
+                Route::StoredResponse,
+                Methods::get(not_stored()),
+            );
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)

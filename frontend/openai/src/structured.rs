@@ -14,7 +14,7 @@ pub const MAX_CONSTRAINT_BYTES: usize = 256 * 1_024;
 /// The most alternatives of a choice.
 pub const MAX_CHOICES: usize = 1_024;
 /// The longest name of a schema, in bytes.
-const MAX_SCHEMA_NAME_BYTES: usize = 256;
+pub(crate) const MAX_SCHEMA_NAME_BYTES: usize = 256;
 
 /// A constraint on the whole output.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,7 +73,7 @@ const REMOVED: [Removed; 7] = [
 ];
 
 impl StructuredOutput {
-    fn without_options(self) -> Structured {
+    pub(crate) fn without_options(self) -> Structured {
         Structured {
             output: self,
             whitespace_pattern: None,

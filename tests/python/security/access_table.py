@@ -35,7 +35,16 @@ POST    /v1/chat/completions                     ChatCompletion                i
 POST    /v1/completions                          Completion                    inference         400
 POST    /openai/v1/chat/completions              ChatCompletion                inference         400
 POST    /openai/v1/completions                   Completion                    inference         400
-POST    /v1/responses                            Infer                         inference         404
+POST    /v1/responses                            Response                      inference         400
+POST    /openai/v1/responses                     Response                      inference         400
+GET     /v1/responses/r                          StoredResponse                inference         404
+DELETE  /v1/responses/r                          StoredResponse                inference         404
+POST    /v1/responses/r/cancel                   StoredResponse                inference         404
+GET     /v1/responses/r/input_items              StoredResponse                inference         404
+GET     /openai/v1/responses/r                   StoredResponse                inference         404
+DELETE  /openai/v1/responses/r                   StoredResponse                inference         404
+POST    /openai/v1/responses/r/cancel            StoredResponse                inference         404
+GET     /openai/v1/responses/r/input_items       StoredResponse                inference         404
 POST    /v1/embeddings                           Infer                         inference         404
 POST    /v1/moderations                          Infer                         inference         404
 POST    /v1/rerank                               Infer                         inference         404
