@@ -66,6 +66,10 @@ named_enum! {
         Tokenize => "tokenize",
         /// The text of tokens.
         Detokenize => "detokenize",
+        /// A response of OpenAI's Responses API.
+        Response => "response",
+        /// A response of OpenAI's Responses API that a client expects to be stored.
+        StoredResponse => "stored_response",
         /// The list of the models that are ready, for clients that send requests to them.
         Models => "models",
         /// The list of models.
@@ -146,6 +150,7 @@ impl Route {
                 | Self::Score
                 | Self::Tokenize
                 | Self::Detokenize
+                | Self::Response
                 | Self::Predict
                 | Self::StreamPredict
                 | Self::Explain

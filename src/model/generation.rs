@@ -154,7 +154,8 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// Returns an estimate of the tokens of a prompt.
 pub fn estimated_prompt(inputs: &[InferInput]) -> u64 {
-    let is_text = |input: &&InferInput| [TEXT_INPUT, TEXT, TEXT_PAIR].contains(&input.name.as_str());
+    let is_text =
+        |input: &&InferInput| [TEXT_INPUT, TEXT, TEXT_PAIR].contains(&input.name.as_str());
     let texts = estimated(inputs.iter().filter(is_text).map(|input| &input.tensor));
     let given = inputs.iter().filter(|input| input.name == PROMPT_TOKEN_IDS);
     let given = given.map(|input| integers(&input.tensor).map_or(0, |ids| ids.len() as u64));

@@ -63,23 +63,30 @@ where
 pub struct Methods<T> {
     get: Option<Handler<T>>,
     post: Option<Handler<T>>,
+    delete: Option<Handler<T>>,
 }
 
 impl<T> Methods<T> {
     /// Returns the handler of GET.
     pub fn get(handler: Handler<T>) -> Self {
-        Self { get: Some(handler), post: None }
+        Self { get: Some(handler), post: None, delete: None }
     }
 
     /// Returns the handler of POST.
     pub fn post(handler: Handler<T>) -> Self {
-        Self { get: None, post: Some(handler) }
+        Self { get: None, post: Some(handler), delete: None }
     }
 
     /// Adds the handler of POST.
     #[must_use]
     pub fn and_post(self, handler: Handler<T>) -> Self {
         Self { post: Some(handler), ..self }
+    }
+
+    /// Adds the handler of DELETE.
+    #[must_use]
+    pub fn and_delete(self, handler: Handler<T>) -> Self {
+        Self { delete: Some(handler), ..self }
     }
 
     /// Returns the methods of a table with another state, whose handlers keep this one.
@@ -91,24 +98,33 @@ impl<T> Methods<T> {
             let state = state.clone();
             Box::new(move |_, call, routed| handler(state.clone(), call, routed))
         };
-        Methods { get: self.get.map(keep), post: self.post.map(keep) }
+        Methods {
+            get: self.get.map(keep),
+            post: self.post.map(keep),
+            delete: self.delete.map(keep),
+        }
     }
 
     fn of(&self, method: &Method) -> Option<&Handler<T>> {
         match *method {
             Method::GET | Method::HEAD => self.get.as_ref(),
             Method::POST => self.post.as_ref(),
+            Method::DELETE => self.delete.as_ref(),
             _ => None,
         }
     }
 
     /// Returns the value of `Allow`.
     fn allowed(&self) -> HeaderValue {
-        HeaderValue::from_static(match (&self.get, &self.post) {
-            (Some(_), Some(_)) => "GET,HEAD,POST",
-            (Some(_), None) => "GET,HEAD",
-            (None, Some(_)) => "POST",
-            (None, None) => "",
+        HeaderValue::from_static(match (&self.get, &self.post, &self.delete) {
+            (Some(_), Some(_), Some(_)) => "GET,HEAD,POST,DELETE",
+            (Some(_), Some(_), None) => "GET,HEAD,POST",
+            (Some(_), None, Some(_)) => "GET,HEAD,DELETE",
+            (Some(_), None, None) => "GET,HEAD",
+            (None, Some(_), Some(_)) => "POST,DELETE",
+            (None, Some(_), None) => "POST",
+            (None, None, Some(_)) => "DELETE",
+            (None, None, None) => "",
         })
     }
 }

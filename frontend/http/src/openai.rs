@@ -14,16 +14,12 @@ use super::answer::{get, post};
 use super::{Edge, answer};
 use pharos_edge::routing::{Builder, Routed};
 
-/// What a client of a generating model can use instead.
-const TEXT: &str = "POST /v1/chat/completions with a model that generates text";
-
-/// What a client of any other model can use instead.
+/// What a client of a model can use instead.
 const TENSORS: &str = "POST /v2/models/MODEL/infer or /v1/models/MODEL:predict";
 
 /// The paths of OpenAI's API at which clients send requests to models, each with what this server
 /// has instead.
-const UNAVAILABLE: [(&str, &str); 8] = [
-    ("/v1/responses", TEXT),
+const UNAVAILABLE: [(&str, &str); 7] = [
     ("/v1/moderations", TENSORS),
     ("/v1/images/generations", TENSORS),
     ("/v1/images/edits", TENSORS),

@@ -171,10 +171,10 @@ async fn every_route_answers_and_is_counted_once() {
         ),
         (
             "POST",
-            "/v1/responses",
+            "/v1/moderations",
             "{}",
             404,
-            r#"{"error":{"message":"this server does not have OpenAI's API /v1/responses yet: send POST /v1/chat/completions "#,
+            r#"{"error":{"message":"this server does not have OpenAI's API /v1/moderations yet: send POST /v2/models/MODEL/infer "#,
             Route::Unknown,
             Some(Reason::Unsupported),
         ),

@@ -39,7 +39,37 @@ impl From<InferError> for Failure {
     }
 }
 
+/// What engines call a prompt that does not fit: vLLM, llama.cpp's server and the backends here.
+/// Clients find it by this phrase of OpenAI too.
+const TOO_LONG: &str = "maximum context length";
+/// The parameter of sampling with the structure of the output, with which the errors of engines
+/// about it begin.
+const STRUCTURE: &str = "structured_outputs";
+
 impl Failure {
+    /// Returns the failure of an inference. A text is all that engines give, so the field at fault
+    /// follows from its words.
+    pub(crate) fn of_model(
+        error: InferError,
+        prompt_field: &str,
+        structure_field: Option<&str>,
+    ) -> Self {
+        let mut failure = Self::from(error);
+        if failure.error.status != 400 {
+            return failure;
+        }
+        if failure.error.message.contains(TOO_LONG) {
+            let message = std::mem::take(&mut failure.error.message);
+            failure.error = ApiError::context_length_exceeded(prompt_field, message);
+        } else if let Some(field) = structure_field
+            && let Some(rest) = failure.error.message.strip_prefix(STRUCTURE)
+        {
+            failure.error.message = format!("{field}{rest}");
+            failure.error.param = Some(field.to_owned());
+        }
+        failure
+    }
+
     /// Returns the failure as an error of the engine, for the trace of the request.
     pub(crate) fn to_infer_error(&self) -> InferError {
         let code = match self.error.status {

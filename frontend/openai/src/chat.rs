@@ -15,7 +15,7 @@ pub const MAX_TOOL_NAME_BYTES: usize = 256;
 /// The longest chat template of a client, in bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 256 * 1_024;
 /// The longest value of `reasoning_effort`, in bytes.
-const MAX_EFFORT_BYTES: usize = 64;
+pub(crate) const MAX_EFFORT_BYTES: usize = 64;
 
 /// Fields that have no effect on text models.
 const IGNORED: [&str; 3] = ["verbosity", "prediction", "audio"];
@@ -41,6 +41,13 @@ pub enum ToolChoice {
     Required,
     /// The one with this name, which is among the tools.
     Function(String),
+}
+
+impl ToolChoice {
+    /// Whether the model must call a tool.
+    pub fn is_forced(&self) -> bool {
+        matches!(self, Self::Required | Self::Function(_))
+    }
 }
 
 /// What the chat template gets in addition to messages and tools.
@@ -114,9 +121,7 @@ impl ChatRequest {
             Form { max_tokens: &["max_completion_tokens", "max_tokens"], min_max_tokens: 1 };
         let mut sampling = Sampling::read(&mut fields, FORM, &mut budget)?;
         sampling.logprobs = read_logprobs(&mut fields)?;
-        if sampling.structured.is_some()
-            && matches!(tool_choice, ToolChoice::Required | ToolChoice::Function(_))
-        {
+        if sampling.structured.is_some() && tool_choice.is_forced() {
             return Err(ApiError::invalid_field(
                 "tool_choice",
                 "a tool_choice that forces a call excludes response_format and structured_outputs",
@@ -206,7 +211,7 @@ impl Tool {
 }
 
 impl PromptOptions {
-    fn read(fields: &mut Fields<'_>, budget: &mut Budget) -> Result<Self, ApiError> {
+    pub(crate) fn read(fields: &mut Fields<'_>, budget: &mut Budget) -> Result<Self, ApiError> {
         let generation = fields.boolean("add_generation_prompt")?;
         let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
         if continues && generation == Some(true) {
@@ -289,23 +294,32 @@ fn read_tool(index: usize, value: Value) -> Result<Tool, ApiError> {
         let function = value.get("function").unwrap_or(&Value::Null);
         return Err(invalid_value(&path, function, "an object with name and parameters"));
     };
+    let name = name_of_function(function, &path)?;
+    Ok(Tool { name, value })
+}
+
+/// Checks a function that the model may call, and returns its name. `path` is the dotted name of
+/// `function`.
+pub(crate) fn name_of_function(
+    function: &Map<String, Value>,
+    path: &str,
+) -> Result<String, ApiError> {
     if let Some(parameters) = function.get("parameters")
         && !(parameters.is_object() || parameters.is_null())
     {
         let allowed = "a JSON schema, which is an object";
         return Err(invalid_value(&format!("{path}.parameters"), parameters, allowed));
     }
-    let name = match function.get("name") {
+    match function.get("name") {
         Some(Value::String(name)) if !name.is_empty() && name.len() <= MAX_TOOL_NAME_BYTES => {
-            name.clone()
+            Ok(name.clone())
         }
         other => {
             let name = other.unwrap_or(&Value::Null);
             let allowed = format_args!("a string of 1 to {MAX_TOOL_NAME_BYTES} bytes");
-            return Err(invalid_value(&format!("{path}.name"), name, allowed));
+            Err(invalid_value(&format!("{path}.name"), name, allowed))
         }
-    };
-    Ok(Tool { name, value })
+    }
 }
 
 fn read_tool_choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
@@ -336,17 +350,31 @@ fn read_tool_choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoic
         }
         other => return Err(invalid(PATH, other, ALLOWED)),
     };
+    check_forced(&choice, tools, "tool_choice.function.name")?;
+    Ok(choice)
+}
+
+/// Checks that the tools have the calls that a choice forces. `path_of_name` is the dotted name of
+/// the name of a certain function.
+pub(crate) fn check_forced(
+    choice: &ToolChoice,
+    tools: &[Tool],
+    path_of_name: &str,
+) -> Result<(), ApiError> {
+    if !choice.is_forced() {
+        return Ok(());
+    }
     if tools.is_empty() {
         let message = "a tool_choice that forces a call needs the field tools";
-        return Err(ApiError::invalid_field(PATH, message));
+        return Err(ApiError::invalid_field("tool_choice", message));
     }
-    if let ToolChoice::Function(name) = &choice
+    if let ToolChoice::Function(name) = choice
         && !tools.iter().any(|tool| tool.name == *name)
     {
         let allowed = "the name of one of the tools";
-        return Err(invalid("tool_choice.function.name", name, allowed));
+        return Err(invalid(path_of_name, name, allowed));
     }
-    Ok(choice)
+    Ok(())
 }
 
 /// Returns the number of log probabilities of each token.

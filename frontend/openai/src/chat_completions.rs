@@ -1,37 +1,25 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::response::Response;
 use http::HeaderMap;
-use pharos::request_trace::Operation;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
-use pharos_os::clock;
 
 use crate::answer::Failure;
-use crate::chat::{ChatRequest, ToolChoice};
-use crate::choice::{Finish, Parsers, ToolMode};
-use crate::contract::Prompt;
-use crate::edge::{Edge, RequestId, log_unknown, on_a_thread_if, random_id, refuse_unsupported};
-use crate::error::ApiError;
+use crate::chat::ChatRequest;
+use crate::chat_inference::{self, Begun, call_id};
+use crate::choice::Finish;
+use crate::edge::{Edge, RequestId};
 use crate::events::Chunks;
-use crate::generation::{Deltas, Generation};
-use crate::message::{Content, Message};
-use crate::models::TextModel;
+use crate::generation::Deltas;
 use crate::respond::{Form, Running, Whole, respond};
 use crate::response::logprobs::{LogprobsForm, prompt_logprobs};
 use crate::response::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatMessage, Delta, Extensions, Head,
     ToolCall, ToolCallDelta, Usage, to_json, write_event,
 };
-use crate::structured::{Structured, StructuredOutput};
-use crate::template::CivilTime;
-use crate::tools::{ToolDelta, ToolParser};
-
-/// Prompts of more bytes than this are rendered on a blocking thread.
-const LONG_MESSAGES: usize = 16 << 10;
+use crate::tools::ToolDelta;
 
 /// Answers a request.
 pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
@@ -49,149 +37,13 @@ async fn begin(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Running<ChatForm>, Failure> {
-    let mut request = edge.parse(headers, body, ChatRequest::parse).await?;
-    refuse_unsupported(&request.options, &request.sampling)?;
-    refuse_in_chat(&request)?;
-    let (name, model) = edge.model_of(call, &request.options, headers).await?;
-    if let Some(traced) = call.traced() {
-        traced.operation(Operation::Chat);
-    }
-    log_unknown(&name, &request.unknown);
-    let tools = tools_of(&mut request, &model, &name)?;
-    let prompt;
-    (request, prompt) = render(request, &model, &name).await?;
-    let parsers = Parsers {
-        reasoning: model.reasoning_parser.clone().map(|parser| parser.after_prompt(&prompt)),
-        tools,
-        one_call: !request.parallel_tool_calls,
-        ..Parsers::of(&request.sampling, &request.options)
-    };
-    let head = id.head("chatcmpl", &request.options, &name);
-    let responses = edge.begin(
-        call,
-        &head,
-        &model,
-        &request.options,
-        &Prompt {
-            text: &prompt,
-            tokens: None,
-            // The template writes them.
-            add_special_tokens: Some(request.prompt.add_special_tokens).filter(|flag| *flag),
-            sampling: &request.sampling,
-            default_max_tokens: model.default_max_tokens,
-            stream: request.options.stream.is_some(),
-            token_ids: request.options.return_token_ids,
-        },
-    )?;
-    let choices = request.sampling.choices_per_prompt();
-    let mut generation = Generation::new();
-    generation.add(responses, choices, &parsers, request.sampling.max_tokens);
+    let request = edge.parse(headers, body, ChatRequest::parse).await?;
+    let begun = chat_inference::begin(edge, call, headers, request, |model, options| {
+        id.head("chatcmpl", options, model)
+    });
+    let Begun { request, head, generation } = begun.await?;
     let is_streamed = request.options.stream.is_some();
     Ok(Running { generation, form: ChatForm::new(head, &request), is_streamed })
-}
-
-/// Refuses fields of a chat that no model here can honour.
-fn refuse_in_chat(request: &ChatRequest) -> Result<(), ApiError> {
-    if request.prompt.chat_template.is_some() {
-        return Err(ApiError::invalid_field(
-            "chat_template",
-            "chat_template is not accepted from clients: the template of the model is used",
-        ));
-    }
-    if request.echo {
-        return Err(ApiError::invalid_field("echo", "echo is not supported in chats"));
-    }
-    Ok(())
-}
-
-/// Returns how the output becomes tool calls, and constrains the output of a request that forces a
-/// call.
-fn tools_of(
-    request: &mut ChatRequest,
-    model: &TextModel,
-    name: &str,
-) -> Result<ToolMode, ApiError> {
-    let schema = request.forced_call_schema();
-    if let Some(schema) = schema {
-        let output = StructuredOutput::JsonSchema { schema, name: None, strict: Some(true) };
-        request.sampling.structured = Some(Structured {
-            output,
-            whitespace_pattern: None,
-            disable_any_whitespace: None,
-            disable_additional_properties: None,
-        });
-    }
-    match &request.tool_choice {
-        ToolChoice::None => Ok(ToolMode::Text),
-        ToolChoice::Function(function) => Ok(ToolMode::Call(function.clone())),
-        ToolChoice::Required => {
-            let parser = ToolParser::named("json").map(Box::new);
-            Ok(parser.map_or(ToolMode::Text, ToolMode::Parse))
-        }
-        ToolChoice::Auto => {
-            let parser = model.tool_parser.clone().ok_or_else(|| {
-                ApiError::invalid_field(
-                    "tool_choice",
-                    format!(
-                        "tool_choice \"auto\" needs a parser for the calls of the model '{name}': \
-                         set the parameter 'tool_call_parser' of its configuration, or use \
-                         \"required\" or a certain function"
-                    ),
-                )
-            })?;
-            if parser.needs_special_tokens() {
-                request.sampling.skip_special_tokens.get_or_insert(false);
-            }
-            Ok(ToolMode::Parse(parser.into()))
-        }
-    }
-}
-
-/// Renders the prompt, on another thread if the messages are long. Returns the request too.
-pub(crate) async fn render(
-    request: ChatRequest,
-    model: &Arc<TextModel>,
-    name: &str,
-) -> Result<(ChatRequest, String), Failure> {
-    if model.template.is_none() {
-        return Err(ApiError::invalid_field(
-            "model",
-            format!(
-                "the model '{name}' has no chat template: add chat_template.jinja or \
-                 tokenizer_config.json to its directory, or use /v1/completions"
-            ),
-        )
-        .into());
-    }
-    let now = CivilTime::from_unix(i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX));
-    let size: usize = request.messages.iter().map(text_bytes).sum();
-    let model = model.clone();
-    let (request, rendered) = on_a_thread_if(size > LONG_MESSAGES, move || {
-        let rendered = match &model.template {
-            Some(template) => template.render(&request, now),
-            None => Ok(String::new()),
-        };
-        (request, rendered)
-    })
-    .await?;
-    Ok((request, rendered?))
-}
-
-/// Returns the bytes of the text of a message.
-fn text_bytes(message: &Message) -> usize {
-    match message.content() {
-        Content::Absent => 0,
-        Content::Text(text) => text.len(),
-        Content::Parts(parts) => {
-            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
-            texts.map(str::len).sum()
-        }
-    }
-}
-
-/// Returns the id of a tool call, unique in every conversation.
-fn call_id() -> String {
-    format!("call_{}", random_id().get(..24).unwrap_or_default())
 }
 
 /// Returns the tool calls of a choice.
@@ -258,11 +110,11 @@ impl Form for ChatForm {
         let choices = (0..).zip(choices).map(|(index, choice)| {
             let Finish { reason, stop_reason } = choice.finish.unwrap_or_default();
             let tool_calls = tool_calls(choice.tools);
+            let content = choice.content + &choice.content_after_calls;
             ChatChoice {
                 index,
                 message: ChatMessage {
-                    content: (tool_calls.is_empty() || !choice.content.is_empty())
-                        .then_some(choice.content),
+                    content: (tool_calls.is_empty() || !content.is_empty()).then_some(content),
                     reasoning: Some(choice.reasoning)
                         .filter(|text| !text.is_empty() && self.include_reasoning),
                     tool_calls,
@@ -320,9 +172,10 @@ impl Chunks for ChatForm {
             let reasoning = Some(delta.reasoning.as_str())
                 .filter(|text| !text.is_empty() && self.include_reasoning);
             // Clients join the contents of all chunks, so that it is only absent beside others.
-            let content = (!delta.content.is_empty()
-                || (tool_calls.is_empty() && reasoning.is_none()))
-            .then_some(delta.content.as_str());
+            let content = delta.content + &delta.content_after_calls;
+            let content = Some(content.as_str()).filter(|content| {
+                !content.is_empty() || (tool_calls.is_empty() && reasoning.is_none())
+            });
             let chunk = ChatChunkChoice {
                 index,
                 delta: Delta { role: false, content, reasoning, tool_calls: &tool_calls },

@@ -31,6 +31,8 @@ pub(crate) struct Parsers {
     pub(crate) tools: ToolMode,
     /// Whether only the first call counts.
     pub(crate) one_call: bool,
+    /// The field of the client with the structure of the output, for errors.
+    pub(crate) structure_field: Option<&'static str>,
     /// Whether the client wants log probabilities.
     pub(crate) logprobs: bool,
     /// Whether the client wants token ids.
@@ -50,6 +52,8 @@ pub(crate) struct Choice {
 #[derive(Debug, Default)]
 pub(crate) struct Delta {
     pub(crate) content: String,
+    /// Text after the first call of the choice.
+    pub(crate) content_after_calls: String,
     pub(crate) reasoning: String,
     /// Beginnings and arguments of calls.
     pub(crate) tools: Vec<ToolDelta>,
@@ -76,6 +80,7 @@ impl Delta {
     /// Adds what a later response has added.
     pub(crate) fn append(&mut self, next: Self) {
         self.content.push_str(&next.content);
+        self.content_after_calls.push_str(&next.content_after_calls);
         self.reasoning.push_str(&next.reasoning);
         self.tools.extend(next.tools);
         self.logprobs.extend(next.logprobs);
@@ -86,6 +91,7 @@ impl Delta {
     /// Returns whether the client learns something from it.
     pub(crate) fn is_empty(&self) -> bool {
         self.content.is_empty()
+            && self.content_after_calls.is_empty()
             && self.reasoning.is_empty()
             && self.tools.is_empty()
             && self.logprobs.is_empty()
@@ -100,6 +106,7 @@ impl Parsers {
         Self {
             stop: sampling.stop.clone(),
             include_stop: sampling.include_stop_str_in_output.unwrap_or(false),
+            structure_field: sampling.structured.as_ref().map(|structured| structured.field),
             logprobs: sampling.logprobs.is_some(),
             token_ids: options.return_token_ids,
             ..Self::default()
@@ -229,6 +236,9 @@ impl Choice {
     fn take_tools(&mut self, found: Vec<ToolDelta>, delta: &mut Delta) {
         for piece in found {
             match piece {
+                ToolDelta::Text(text) if self.calls > 0 => {
+                    delta.content_after_calls.push_str(&text)
+                }
                 ToolDelta::Text(text) => delta.content.push_str(&text),
                 ToolDelta::End { .. } => {}
                 ToolDelta::Begin { index, .. } | ToolDelta::Arguments { index, .. }

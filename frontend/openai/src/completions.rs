@@ -77,7 +77,7 @@ async fn begin(
         true => echoes(edge, call, &request, &name, scores_prompts).await?,
         false => Vec::new(),
     };
-    let mut generation = Generation::new();
+    let mut generation = Generation::new("prompt");
     for prompt in &request.prompts {
         let responses = edge.begin(
             call,

@@ -72,9 +72,19 @@ impl RequestId {
 
     /// Returns what responses begin with. `kind` is the prefix of their ids.
     pub(crate) fn head(&self, kind: &str, options: &RequestOptions, model: &str) -> Head {
+        self.head_beginning(&format!("{kind}-"), options, model)
+    }
+
+    /// Returns the same with ids that begin with `prefix`.
+    pub(crate) fn head_beginning(
+        &self,
+        prefix: &str,
+        options: &RequestOptions,
+        model: &str,
+    ) -> Head {
         let id = options.request_id.as_deref().unwrap_or(&self.0);
         Head {
-            id: format!("{kind}-{id}"),
+            id: format!("{prefix}{id}"),
             created: i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX),
             model: model.to_owned(),
             system_fingerprint: None,
@@ -232,7 +242,9 @@ pub(crate) fn finish_with(
     match answer {
         Ok(body) => {
             call.has_responded();
-            call.finish(json(id, body), None)
+            let mut response = json(id, body);
+            add_budget(&call, &mut response);
+            call.finish(response, None)
         }
         Err(failure) => finish_failed(call, id, &failure),
     }

@@ -12,7 +12,7 @@ use pharos::service::OpenStream;
 use pharos_edge::{Call, Sending};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::answer::of_engine;
+use crate::error::ApiError;
 use crate::generation::{Deltas, Generation};
 use crate::response::{DONE_EVENT, KEEP_ALIVE, Usage};
 
@@ -24,11 +24,19 @@ const MAX_FRAME: usize = 16 << 10;
 
 /// Writes the chunks of a stream.
 pub(crate) trait Chunks: Send + Unpin + 'static {
+    /// What follows the last event.
+    const END: &'static [u8] = DONE_EVENT;
+
     /// Appends the events for what a response of the model adds.
     fn write(&mut self, deltas: Deltas, usage: Option<Usage>, out: &mut Vec<u8>);
 
     /// Appends the event that follows the last choice, if the client wants one.
     fn write_end(&mut self, usage: Option<Usage>, out: &mut Vec<u8>);
+
+    /// Appends the event of a failure that ends the stream.
+    fn write_error(&mut self, error: &ApiError, _usage: Option<Usage>, out: &mut Vec<u8>) {
+        out.extend(error.to_event());
+    }
 }
 
 /// The events of one request. Dropping it before the last one, because the client disconnected,
@@ -81,7 +89,9 @@ impl<C: Chunks> Events<C> {
             Some(Err(error)) => {
                 self.call.note_reason(error.reason);
                 self.call.has_failed(&error);
-                out.extend(of_engine(&error).to_event());
+                let usage = self.generation.usage();
+                let failure = self.generation.failure(error);
+                self.chunks.write_error(&failure.error, usage, out);
                 self.end(out);
             }
             None => {
@@ -93,7 +103,7 @@ impl<C: Chunks> Events<C> {
     }
 
     fn end(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(DONE_EVENT);
+        out.extend_from_slice(C::END);
         self.ended = true;
         self.call.has_responded();
         self.call.end_stream();

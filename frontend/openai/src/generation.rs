@@ -7,6 +7,7 @@ use pharos::error::InferError;
 use pharos::service::{Responses, Streamed};
 use pharos::timeline::Timeline;
 
+use crate::answer::Failure;
 use crate::choice::{Choice, Delta, Parsers};
 use crate::contract::Step;
 use crate::response::{FinishReason, Usage};
@@ -21,6 +22,9 @@ pub(crate) struct Generation {
     next: usize,
     /// The time of the latest response.
     timeline: Timeline,
+    /// The field of the client with the prompt, for errors.
+    prompt_field: &'static str,
+    structure_field: Option<&'static str>,
 }
 
 /// The inference of one prompt.
@@ -51,8 +55,21 @@ pub(crate) struct PromptDetails {
 }
 
 impl Generation {
-    pub(crate) fn new() -> Self {
-        Self { runs: Vec::new(), next: 0, timeline: Timeline::default() }
+    /// Creates a request without inferences. `prompt_field` is the field of the client with the
+    /// prompt.
+    pub(crate) fn new(prompt_field: &'static str) -> Self {
+        Self {
+            runs: Vec::new(),
+            next: 0,
+            timeline: Timeline::default(),
+            prompt_field,
+            structure_field: None,
+        }
+    }
+
+    /// Returns the failure of an inference, with the field of the client that is at fault.
+    pub(crate) fn failure(&self, error: InferError) -> Failure {
+        Failure::of_model(error, self.prompt_field, self.structure_field)
     }
 
     /// Adds the inference of a prompt with this number of choices.
@@ -63,6 +80,7 @@ impl Generation {
         parsers: &Parsers,
         max_tokens: Option<u64>,
     ) {
+        self.structure_field = parsers.structure_field;
         let first = self.runs.iter().map(|run| run.choices.len() as u32).sum();
         self.runs.push(Run {
             responses: Some(responses),

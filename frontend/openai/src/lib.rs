@@ -12,6 +12,7 @@
 mod answer;
 pub mod chat;
 mod chat_completions;
+mod chat_inference;
 mod choice;
 pub mod completion;
 mod completions;
@@ -31,6 +32,7 @@ mod prompt;
 pub mod reasoning;
 mod respond;
 pub mod response;
+pub mod responses;
 mod routes;
 pub mod sampling;
 pub mod scores;
@@ -47,6 +49,7 @@ pub use error::ApiError;
 pub use json::{MAX_DEPTH, MAX_VALUES};
 pub use models::{Adapter, Models};
 pub use prompt::Prompt;
+pub use responses::request::ResponsesRequest;
 pub use routes::add_to;
 
 #[cfg(test)]

@@ -75,7 +75,12 @@ impl Message {
             .collect()
     }
 
-    fn parse(value: Value, path: &str, budget: &mut Budget) -> Result<Self, ApiError> {
+    /// Checks one message. `path` is its dotted name.
+    ///
+    /// # Errors
+    ///
+    /// 400 with the dotted name of the field at fault.
+    pub(crate) fn parse(value: Value, path: &str, budget: &mut Budget) -> Result<Self, ApiError> {
         let Value::Object(mut members) = value else {
             return Err(invalid_value(path, &value, "an object with role and content"));
         };

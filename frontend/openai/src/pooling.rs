@@ -182,7 +182,9 @@ impl PoolingModel {
             requests.push(request);
         }
         let mut running = Running { edge, waiting: requests.into_iter(), runs: Vec::new() };
-        let responses = poll_fn(|cx| running.poll(cx)).await?;
+        let responses = poll_fn(|cx| running.poll(cx)).await;
+        let responses =
+            responses.map_err(|error| Failure::of_model(error, self.text_field(), None))?;
         let mut pooled = Pooled { tokens: Some(0), ..Pooled::default() };
         for (response, batch) in responses.iter().zip(items.chunks(of_one)) {
             pooled.timeline = response.timeline;
@@ -241,6 +243,14 @@ impl PoolingModel {
             inputs.push(self.input(name, DataType::Bool, rows, 1, vec![flag.into(); rows]));
         }
         Ok(inputs)
+    }
+
+    /// Returns the field of clients with the texts.
+    fn text_field(&self) -> &'static str {
+        match self.task {
+            PoolingTask::Embed => "input",
+            PoolingTask::Score => "documents",
+        }
     }
 
     /// Checks that the model has a tensor for something that the client wants.

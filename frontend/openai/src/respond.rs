@@ -58,13 +58,13 @@ pub(crate) async fn respond<F: Form>(
                 add_budget(&call, &mut response);
                 call.finish(response, None)
             }
-            Err(error) => finish_failed(call, id, &error.into()),
+            Err(error) => finish_failed(call, id, &generation.failure(error)),
         };
     }
     let open = edge.service.stream_open(Protocol::Http);
     // The first response determines the status; later errors are events.
     let first = match generation.next().await {
-        Some(Err(error)) => return finish_failed(call, id, &error.into()),
+        Some(Err(error)) => return finish_failed(call, id, &generation.failure(error)),
         first => first,
     };
     let mut response = event_stream(id);

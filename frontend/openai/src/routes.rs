@@ -9,7 +9,7 @@ use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::Edge;
 use crate::models::Models;
-use crate::{chat_completions, completions, embeddings, scores, tokenize};
+use crate::{chat_completions, completions, embeddings, responses, scores, tokenize};
 
 /// Adds the paths of OpenAI's API to the table of a port. `models` remembers the models that were
 /// asked.
@@ -31,6 +31,26 @@ where
         declared = declared
             .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
             .route(&format!("{prefix}/completions"), Route::Completion, completion);
+        let response = Methods::post(handler(responses::answer));
+        let not_stored = || handler(responses::answer_not_stored);
+        let path = format!("{prefix}/responses");
+        declared = declared
+            .route(&path, Route::Response, response)
+            .route(
+                &format!("{path}/{{id}}"),
+                Route::StoredResponse,
+                Methods::get(not_stored()).and_delete(not_stored()),
+            )
+            .route(
+                &format!("{path}/{{id}}/cancel"),
+                Route::StoredResponse,
+                Methods::post(not_stored()),
+            )
+            .route(
+                &format!("{path}/{{id}}/input_items"),
+                Route::StoredResponse,
+                Methods::get(not_stored()),
+            );
     }
     for prefix in ["/v1", "/openai/v1", ""] {
         let tokenize = Methods::post(handler(tokenize::tokenize));

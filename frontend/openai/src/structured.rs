@@ -14,7 +14,7 @@ pub const MAX_CONSTRAINT_BYTES: usize = 256 * 1_024;
 /// The most alternatives of a choice.
 pub const MAX_CHOICES: usize = 1_024;
 /// The longest name of a schema, in bytes.
-const MAX_SCHEMA_NAME_BYTES: usize = 256;
+pub(crate) const MAX_SCHEMA_NAME_BYTES: usize = 256;
 
 /// A constraint on the whole output.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,8 @@ pub enum StructuredOutput {
 pub struct Structured {
     /// The constraint.
     pub output: StructuredOutput,
+    /// The field of the client that has it, for errors.
+    pub field: &'static str,
     /// A regular expression for whitespace in JSON.
     pub whitespace_pattern: Option<String>,
     /// Whether JSON has no whitespace.
@@ -76,9 +78,11 @@ const REMOVED: [Removed; 9] = [
 ];
 
 impl StructuredOutput {
-    fn without_options(self) -> Structured {
+    /// Returns the constraint of a field without vLLM's options.
+    pub(crate) fn of_field(self, field: &'static str) -> Structured {
         Structured {
             output: self,
+            field,
             whitespace_pattern: None,
             disable_any_whitespace: None,
             disable_additional_properties: None,
@@ -108,7 +112,7 @@ impl Structured {
             None => None,
         };
         let Some(value) = fields.take("structured_outputs") else {
-            return Ok(format.map(StructuredOutput::without_options));
+            return Ok(format.map(|output| output.of_field("response_format")));
         };
         if format.is_some() {
             return Err(ApiError::invalid_field(
@@ -219,6 +223,7 @@ fn read_structured_outputs(value: &RawValue, budget: &mut Budget) -> Result<Stru
     };
     Ok(Structured {
         output,
+        field: "structured_outputs",
         whitespace_pattern: fields.text("whitespace_pattern", MAX_CONSTRAINT_BYTES)?,
         disable_any_whitespace: fields.boolean("disable_any_whitespace")?,
         disable_additional_properties: fields.boolean("disable_additional_properties")?,

@@ -40,7 +40,16 @@ async fn respond(
     path: &str,
     body: &Value,
 ) -> (StatusCode, String, http::HeaderMap) {
-    let request = Request::builder().method("POST").uri(path).header("x-request-id", "r-1");
+    send(service, "POST", path, body).await
+}
+
+async fn send(
+    service: &EchoService,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (StatusCode, String, http::HeaderMap) {
+    let request = Request::builder().method(method).uri(path).header("x-request-id", "r-1");
     let request = request.body(Body::from(body.to_string())).unwrap();
     let response: Response = routes(service).answer(Incoming { request, line: None }).await;
     let (parts, body) = response.into_parts();
@@ -204,4 +213,199 @@ async fn tools_that_the_client_names_are_called() {
     let body = chat("{}", json!({"tools": tools}));
     let (status, text) = ask(&service, "/v1/chat/completions", &body).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
+}
+
+fn responses(input: Value, more: Value) -> Value {
+    let mut body = json!({"model": "text", "input": input});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Returns the events of a stream of a response, and checks their form and numbers.
+fn response_events(text: &str) -> Vec<Value> {
+    let mut events = Vec::new();
+    for event in text.split_terminator("\n\n") {
+        let (kind, data) = event.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(kind.strip_prefix("event: "), data["type"].as_str());
+        assert_eq!(data["sequence_number"], events.len());
+        events.push(data);
+    }
+    events
+}
+
+/// Returns a response without its times and the random part of its ids.
+fn without_ids(mut response: Value) -> Value {
+    for name in ["created_at", "completed_at"] {
+        response.as_object_mut().unwrap().remove(name);
+    }
+    for item in response["output"].as_array_mut().unwrap() {
+        for name in ["id", "call_id"] {
+            if let Some(Value::String(id)) = item.get_mut(name) {
+                id.truncate(id.find('_').unwrap());
+            }
+        }
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_response_has_an_item_with_the_text() {
+    let service = EchoService::default();
+    let body = responses(json!("one two"), json!({"metadata": {"a": "b"}, "store": true}));
+    let (status, text, headers) = respond(&service, "/v1/responses", &body).await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    assert_eq!(headers["x-request-id"], "r-1");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert!(answer["completed_at"].as_i64() >= answer["created_at"].as_i64());
+    assert_eq!(
+        without_ids(answer),
+        json!({
+            "id": "resp_r-1", "object": "response", "status": "completed", "background": false,
+            "error": null, "incomplete_details": null, "instructions": null,
+            "max_output_tokens": null, "max_tool_calls": null, "model": "text",
+            "output": [{"type": "message", "id": "msg", "status": "completed",
+                "role": "assistant", "content": [{"type": "output_text", "text": "one two ",
+                "annotations": [], "logprobs": []}]}],
+            "parallel_tool_calls": true, "previous_response_id": null, "prompt_cache_key": null,
+            "reasoning": {"effort": null, "summary": null}, "safety_identifier": null,
+            "service_tier": "default", "store": false, "temperature": null,
+            "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+            "top_logprobs": 0, "top_p": null, "truncation": "disabled",
+            "usage": {"input_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": 4},
+            "user": null, "metadata": {"a": "b"},
+        })
+    );
+    assert_eq!(service.records(), [(Protocol::Http, Route::Response, 200, None)]);
+    assert_eq!(service.requests()[0].id, "resp_r-1");
+}
+
+#[tokio::test]
+async fn a_stream_of_a_response_ends_with_the_whole_response() {
+    let service = EchoService::default();
+    for more in [json!({}), json!({"max_output_tokens": 2}), json!({"instructions": "x y"})] {
+        let (_, whole) = ask(&service, "/v1/responses", &responses(json!("a b c"), more)).await;
+        let whole: Value = serde_json::from_str(&whole).unwrap();
+        let mut body = responses(json!("a b c"), json!({"stream": true}));
+        for name in ["max_output_tokens", "instructions"] {
+            body[name] = whole[name].clone();
+        }
+        let (status, text, headers) = respond(&service, "/openai/v1/responses", &body).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        assert_eq!(headers["content-type"], "text/event-stream; charset=utf-8");
+        let events = response_events(&text);
+        let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        let begin = [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+        ];
+        assert_eq!(kinds[..5], begin);
+        let is_incomplete = whole["status"] == "incomplete";
+        let last = if is_incomplete { "response.incomplete" } else { "response.completed" };
+        let end = [
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            last,
+        ];
+        assert_eq!(kinds[kinds.len() - 5..], end);
+        assert_eq!(events[0]["response"]["status"], "in_progress");
+        assert_eq!(events[0]["response"]["output"], json!([]));
+        let streamed = events.last().unwrap()["response"].clone();
+        assert_eq!(streamed["id"], events[0]["response"]["id"]);
+        assert_eq!(is_incomplete, whole["incomplete_details"]["reason"] == "max_output_tokens");
+        assert_eq!(is_incomplete, streamed["completed_at"].is_null());
+        assert_eq!(without_ids(streamed), without_ids(whole));
+    }
+}
+
+#[tokio::test]
+async fn a_response_fails_by_its_status_or_by_its_last_event() {
+    let service = EchoService::default();
+    let path = "/v1/responses";
+    let stream = json!({"stream": true});
+    let (status, text) = ask(&service, path, &responses(json!("fail"), stream.clone())).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    let error: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(error["error"]["message"], "asked to fail");
+    let (status, text) = ask(&service, path, &responses(json!("a fail b"), stream)).await;
+    assert_eq!(status, StatusCode::OK);
+    let events = response_events(&text);
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed");
+    let response = &last["response"];
+    assert_eq!(response["status"], "failed");
+    assert_eq!(response["error"], json!({"code": "server_error", "message": "asked to fail"}));
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    assert_eq!(response["output"][0]["content"][0]["text"], "a ");
+    let failed = |status| (Protocol::Http, Route::Response, status, Some(Reason::Internal));
+    assert_eq!(service.records(), [failed(500), failed(200)]);
+}
+
+#[tokio::test]
+async fn calls_of_a_response_are_items() {
+    let service = EchoService::default();
+    let tools = json!([{"type": "function", "name": "f", "parameters": {}}]);
+    let choice = json!({"type": "function", "name": "f"});
+    let more = json!({"tools": tools, "tool_choice": choice});
+    let (_, text) = ask(&service, "/v1/responses", &responses(json!("{}"), more)).await;
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let call = &answer["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("f")));
+    assert_eq!(call["arguments"], "{} ");
+    assert!(call["call_id"].as_str().unwrap().starts_with("call_"));
+    assert_eq!(answer["output"].as_array().unwrap().len(), 1);
+    assert_eq!(answer["tool_choice"], choice);
+}
+
+#[tokio::test]
+async fn errors_of_a_response_have_its_names() {
+    let service = EchoService::default();
+    let path = "/v1/responses";
+    for (body, status, param) in [
+        (json!({"model": "text"}), 400, "input"),
+        (json!({"input": "a"}), 400, "model"),
+        (responses(json!("a"), json!({"model": "none"})), 404, "model"),
+        (responses(json!("a"), json!({"chat_template": "x"})), 400, "chat_template"),
+        (responses(json!("a"), json!({"top_logprobs": 2})), 400, "top_logprobs"),
+        (
+            responses(json!("a"), json!({"previous_response_id": "resp_1"})),
+            400,
+            "previous_response_id",
+        ),
+    ] {
+        let (got, text) = ask(&service, path, &body).await;
+        let error: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((got.as_u16(), &error["error"]["param"]), (status, &json!(param)), "{text}");
+    }
+    let (_, text) = ask(&service, path, &responses(json!("a"), json!({"top_logprobs": 2}))).await;
+    assert!(text.contains("\"message\":\"top_logprobs is not available"), "{text}");
+    assert!(service.requests().is_empty());
+}
+
+#[tokio::test]
+async fn no_response_is_stored() {
+    let service = EchoService::default();
+    for (method, path) in [
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/openai/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items?limit=1"),
+    ] {
+        let (status, text, _) = send(&service, method, path, &json!({})).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{method} {path}");
+        let error: Value = serde_json::from_str(&text).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("the response 'resp_1' is not stored"), "{message}");
+    }
+    let record = (Protocol::Http, Route::StoredResponse, 404, Some(Reason::Unsupported));
+    assert_eq!(service.records(), [record; 4]);
+    assert_eq!(send(&service, "POST", "/v1/responses/resp_1", &json!({})).await.0, 405);
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::answer::Failure;
 use crate::chat::ChatRequest;
-use crate::chat_completions::render;
+use crate::chat_inference::render;
 use crate::edge::{Edge, RequestId, finish_with};
 use crate::error::ApiError;
 use crate::json::{Budget, Fields};

@@ -25,15 +25,17 @@ def printed(command: str, **options) -> str:
 
 
 def test_the_guide_of_language_models(start):
-    """The command and the program get the text of their prompt."""
-    serve_and_ask, program = (block.text for block in of_test("test_the_guide_of_language_models"))
+    """The command and the programs get the text of their prompt."""
+    serve_and_ask, program, of_responses = (block.text for block in of_test("test_the_guide_of_language_models"))
     serve, ask = serve_and_ask.strip().splitlines()
     assert serve == f"pharos --model-repository {MODELS}"
     server = start([], repository=ROOT / MODELS)
-    ask, program = (text.replace("localhost:8000", server.http) for text in (ask, program))
+    ask, program, of_responses = (text.replace("localhost:8000", server.http) for text in (ask, program, of_responses))
     assert json.loads(printed(ask))["choices"][0]["message"]["content"] == "hello world"
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert text == "hello world"
+    text = subprocess.run([sys.executable, "-c", of_responses], capture_output=True, text=True, check=True).stdout
+    assert text == "hello world\nhello world"
 
 
 def test_the_clients_of_language_models(start):

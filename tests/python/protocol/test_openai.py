@@ -8,7 +8,6 @@ import pytest
 from security.access_table import HTTP
 
 UNAVAILABLE = {
-    "/v1/responses": lambda client: client.responses.create(model="simple", input="hello"),
     "/v1/moderations": lambda client: client.moderations.create(input="hello"),
     "/v1/images/generations": lambda client: client.images.generate(prompt="a cat"),
     "/v1/images/edits": lambda client: client.images.edit(prompt="a cat", image=b"x"),
@@ -18,8 +17,6 @@ UNAVAILABLE = {
     "/v1/audio/translations": lambda client: client.audio.translations.create(model="simple", file=b"x"),
 }
 """The calls of the client that send requests to models, by path."""
-GENERATING = {"/v1/responses"}
-"""The paths whose answers are generated text."""
 
 
 def client_of(server, key="none", base="/v1") -> openai.OpenAI:
@@ -62,8 +59,7 @@ def test_an_unavailable_api_says_what_to_use(server, path):
     with client_of(server) as client, pytest.raises(openai.NotFoundError) as raised:
         UNAVAILABLE[path](client)
     error = raised.value
-    instead = "/v1/chat/completions" if path in GENERATING else "/v2/models/MODEL/infer"
-    assert f"this server does not have OpenAI's API {path} yet: send POST {instead} " in error.message
+    assert f"this server does not have OpenAI's API {path} yet: send POST /v2/models/MODEL/infer " in error.message
     assert error.body["type"] == "invalid_request_error", "the client reads OpenAI's form"
 
 

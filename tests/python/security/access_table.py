@@ -51,7 +51,16 @@ POST    /v1/detokenize                           Detokenize                    i
 POST    /openai/v1/detokenize                    Detokenize                    inference         400
 GET     /health                                  Ready                         health            200
 GET     /health/ready                            Ready                         health            200
-POST    /v1/responses                            Infer                         inference         404
+POST    /v1/responses                            Response                      inference         400
+POST    /openai/v1/responses                     Response                      inference         400
+GET     /v1/responses/r                          StoredResponse                inference         404
+DELETE  /v1/responses/r                          StoredResponse                inference         404
+POST    /v1/responses/r/cancel                   StoredResponse                inference         404
+GET     /v1/responses/r/input_items              StoredResponse                inference         404
+GET     /openai/v1/responses/r                   StoredResponse                inference         404
+DELETE  /openai/v1/responses/r                   StoredResponse                inference         404
+POST    /openai/v1/responses/r/cancel            StoredResponse                inference         404
+GET     /openai/v1/responses/r/input_items       StoredResponse                inference         404
 POST    /v1/moderations                          Infer                         inference         404
 POST    /v1/images/generations                   Infer                         inference         404
 POST    /v1/images/edits                         Infer                         inference         404

@@ -12,6 +12,7 @@ mod pooling;
 mod requests;
 mod sampler;
 mod sampling;
+mod schemas;
 mod settings;
 mod text;
 

@@ -11,6 +11,7 @@ use llguidance::{Matcher, ParserFactory};
 
 use crate::host::{Failure, Host, Level};
 use crate::sampling::Structure;
+use crate::schemas;
 use crate::settings::{DEFAULT_CONTEXT, Settings};
 
 /// The most tokens that a grammar may take to compute the tokens that may come next; above it, the
@@ -231,6 +232,9 @@ impl Model {
         let factory = factory.as_ref().map_err(Failure::internal)?;
         let invalid =
             |error: &str| Failure::invalid(format!("structured_outputs is invalid: {error}"));
+        if let Structure::Json(schema) = structure {
+            schemas::check(schema).map_err(|why| invalid(&why))?;
+        }
         let grammar = match structure {
             Structure::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
             Structure::Regex(expression) => TopLevelGrammar::from_regex(expression),

@@ -36,6 +36,8 @@ pub fn class(route: Route) -> Class {
         | Route::Score
         | Route::Tokenize
         | Route::Detokenize
+        | Route::Response
+        | Route::StoredResponse
         | Route::Models
         | Route::Predict
         | Route::StreamPredict
@@ -116,8 +118,9 @@ mod tests {
 
     #[test]
     fn inference_has_the_routes_that_get_load_reports() {
-        // The list of models is for the same clients.
-        for route in Route::ALL.into_iter().filter(|route| *route != Route::Models) {
+        // The list of models and stored responses are for the same clients.
+        let others = [Route::Models, Route::StoredResponse];
+        for route in Route::ALL.into_iter().filter(|route| !others.contains(route)) {
             assert_eq!(
                 route.is_inference(),
                 class(route) == Class::Part(Api::Inference),
