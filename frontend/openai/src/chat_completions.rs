@@ -1,8 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
 
@@ -10,7 +8,7 @@ use crate::answer::Failure;
 use crate::chat::ChatRequest;
 use crate::chat_inference::{self, Begun, call_id};
 use crate::choice::Finish;
-use crate::edge::{Edge, RequestId};
+use crate::edge::{Edge, Received, RequestId};
 use crate::events::Chunks;
 use crate::generation::Deltas;
 use crate::respond::{Form, Running, Whole, respond};
@@ -23,10 +21,10 @@ use crate::tools::ToolDelta;
 
 /// Answers a request.
 pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let begun = begin(&edge, &mut call, &id, &parts.headers, body).await;
+    let received = Received::of(routed);
+    let id = RequestId::of(&received.headers);
+    call.read_headers(&received.headers);
+    let begun = begin(&edge, &mut call, &id, received).await;
     respond(&edge, call, &id, begun).await
 }
 
@@ -34,11 +32,12 @@ async fn begin(
     edge: &Edge,
     call: &mut Call,
     id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
+    received: Received,
 ) -> Result<Running<ChatForm>, Failure> {
-    let request = edge.parse(headers, body, ChatRequest::parse).await?;
-    let begun = chat_inference::begin(edge, call, headers, request, |model, options| {
+    let Received { headers, body, segments } = received;
+    let mut request = edge.parse(&headers, body, ChatRequest::parse).await?;
+    request.options.set_path(segments);
+    let begun = chat_inference::begin(edge, call, &headers, request, |model, options| {
         id.head("chatcmpl", options, model)
     });
     let Begun { request, head, generation } = begun.await?;

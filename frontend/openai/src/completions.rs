@@ -1,8 +1,6 @@
 //! `POST /v1/completions`.
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
 
@@ -10,7 +8,7 @@ use crate::answer::Failure;
 use crate::choice::{Finish, Parsers};
 use crate::completion::{CompletionRequest, DEFAULT_MAX_TOKENS};
 use crate::contract::Prompt;
-use crate::edge::{Edge, RequestId, log_unknown, refuse_unsupported};
+use crate::edge::{Edge, Received, RequestId, log_unknown, refuse_unsupported};
 use crate::error::ApiError;
 use crate::events::Chunks;
 use crate::generation::{Deltas, Generation};
@@ -29,10 +27,10 @@ const MAX_CHOICES: usize = 128;
 
 /// Answers a request.
 pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let begun = begin(&edge, &mut call, &id, &parts.headers, body).await;
+    let received = Received::of(routed);
+    let id = RequestId::of(&received.headers);
+    call.read_headers(&received.headers);
+    let begun = begin(&edge, &mut call, &id, received).await;
     respond(&edge, call, &id, begun).await
 }
 
@@ -40,10 +38,11 @@ async fn begin(
     edge: &Edge,
     call: &mut Call,
     id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
+    received: Received,
 ) -> Result<Running<CompletionForm>, Failure> {
-    let mut request = edge.parse(headers, body, CompletionRequest::parse).await?;
+    let Received { headers, body, segments } = received;
+    let mut request = edge.parse(&headers, body, CompletionRequest::parse).await?;
+    request.options.set_path(segments);
     refuse_unsupported(&request.options, &request.sampling)?;
     if request.choices() > MAX_CHOICES {
         return Err(ApiError::invalid_field(
@@ -68,7 +67,7 @@ async fn begin(
         let count = request.sampling.logprobs.unwrap_or(0);
         request.sampling.prompt_logprobs.get_or_insert(count);
     }
-    let (name, model) = edge.model_of(call, &request.options, headers).await?;
+    let (name, model) = edge.model_of(call, &request.options, &headers).await?;
     log_unknown(&name, &request.unknown);
     let parsers = Parsers::of(&request.sampling, &request.options);
     let head = id.head("cmpl", &request.options, &name);

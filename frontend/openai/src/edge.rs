@@ -15,6 +15,7 @@ use pharos::service::{Responses, SharedService};
 use pharos_edge::Call;
 use pharos_edge::headers::check_encoding;
 use pharos_edge::http_settings::HttpSettings;
+use pharos_edge::routing::Routed;
 use pharos_listener::receiving::body;
 use pharos_os::{blocking, clock};
 
@@ -46,6 +47,22 @@ impl Edge {
         models: Arc<Models>,
     ) -> Self {
         Self { service, settings, models }
+    }
+}
+
+/// A request that was received.
+pub(crate) struct Received {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Body,
+    /// The named segments of the path: a model, and a version.
+    pub(crate) segments: Option<Vec<String>>,
+}
+
+impl Received {
+    pub(crate) fn of(routed: Routed) -> Self {
+        let Routed { parameters, request } = routed;
+        let (parts, body) = request.into_parts();
+        Self { headers: parts.headers, body, segments: parameters }
     }
 }
 
@@ -120,8 +137,8 @@ impl Edge {
         options: &RequestOptions,
         headers: &HeaderMap,
     ) -> Result<(String, Arc<TextModel>), Failure> {
-        self.enter_model(call, options, headers).await?;
-        let name = options.model.clone().unwrap_or_default();
+        let base = self.enter_model(call, options, headers).await?;
+        let name = options.model.clone().unwrap_or(base);
         let model = self.models.get(&*self.service, &name).await?;
         Ok((name, model))
     }
@@ -133,16 +150,38 @@ impl Edge {
         options: &RequestOptions,
         headers: &HeaderMap,
     ) -> Result<String, Failure> {
-        let Some(name) = options.model.clone() else {
-            let text = "model is required: GET /v1/models lists the models";
-            return Err(ApiError::invalid_field("model", text).into());
+        let name = match &options.model {
+            Some(name) => name.clone(),
+            None => self.models.only(&*self.service).await.ok_or_else(|| {
+                let text = "model is required, because the server has several: GET /v1/models \
+                            lists them";
+                ApiError::invalid_field("model", text)
+            })?,
         };
         let name = self.models.base_of(&*self.service, &name).await;
         call.begin_trace(&name, headers);
         call.name_model(&name, "");
         call.forward(&self.settings.forward, headers)?;
         self.service.demand(&name, "", 0).await?;
+        if let Some(version) = &options.version {
+            self.check_version(&name, version)?;
+        }
         Ok(name)
+    }
+
+    /// Checks that the version in a path is the one that is served. TorchServe's versions have a
+    /// fraction.
+    fn check_version(&self, name: &str, version: &str) -> Result<(), Failure> {
+        let number = version.strip_suffix(".0").unwrap_or(version);
+        let wanted = self.service.model_config(name, number)?;
+        if Arc::ptr_eq(&wanted, &self.service.model_config(name, "")?) {
+            return Ok(());
+        }
+        let message = format!(
+            "the version {version} of the model '{name}' is not the one that OpenAI's API serves: \
+             that is the newest one, or the one of the version policy"
+        );
+        Err(ApiError::invalid_field("model", message).into())
     }
 
     /// Begins the inference of a prompt.

@@ -1,6 +1,5 @@
 //! `POST /v1/embeddings`.
 
-use axum::body::Body;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +11,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use crate::answer::Failure;
-use crate::edge::{Edge, RequestId, finish_with, log_unknown, on_a_thread_if};
+use crate::edge::{Edge, Received, RequestId, finish_with, log_unknown, on_a_thread_if};
 use crate::error::ApiError;
 use crate::json::{Budget, Fields, invalid};
 use crate::options::RequestOptions;
@@ -112,10 +111,10 @@ pub(crate) async fn model_of(
 
 /// Answers a request.
 pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let answer = embed(&edge, &mut call, &id, &parts.headers, body).await;
+    let received = Received::of(routed);
+    let id = RequestId::of(&received.headers);
+    call.read_headers(&received.headers);
+    let answer = embed(&edge, &mut call, &id, received).await;
     finish_with(call, &id, answer)
 }
 
@@ -123,11 +122,12 @@ async fn embed(
     edge: &Edge,
     call: &mut Call,
     id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
+    received: Received,
 ) -> Result<Vec<u8>, Failure> {
-    let request = edge.parse(headers, body, EmbeddingRequest::parse).await?;
-    let model = model_of(edge, call, &request.options, headers).await?;
+    let Received { headers, body, segments } = received;
+    let mut request = edge.parse(&headers, body, EmbeddingRequest::parse).await?;
+    request.options.set_path(segments);
+    let model = model_of(edge, call, &request.options, &headers).await?;
     log_unknown(&model.name, &request.unknown);
     if model.task != PoolingTask::Embed {
         let text = format!(

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::pooling::PoolingTask;
 use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
 use pharos_os::blocking;
@@ -106,6 +107,21 @@ impl Models {
         let mut adapters: Vec<Adapter> = adapters.collect();
         adapters.sort_by(|one, other| (&one.model, &one.name).cmp(&(&other.model, &other.name)));
         adapters
+    }
+
+    /// Returns the name of the only ready model that OpenAI's API serves; `None` if there are
+    /// several, or none.
+    pub(crate) async fn only(&self, service: &dyn Service) -> Option<String> {
+        let index = service.repository_index(true).await.ok()?;
+        let names: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
+        let mut served = names.into_iter().filter(|name| {
+            let config = service.model_config(name, "");
+            config.is_ok_and(|config| {
+                Contract::of(&config).is_some() || PoolingTask::of(&config).is_some()
+            })
+        });
+        let first = served.next()?;
+        served.next().is_none().then_some(first)
     }
 
     async fn find_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {

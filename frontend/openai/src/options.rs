@@ -39,6 +39,8 @@ pub struct StreamOptions {
 pub struct RequestOptions {
     /// The name of the model; `None` means the server's only model.
     pub model: Option<String>,
+    /// The version in the path of the request, as TorchServe's paths have it.
+    pub version: Option<String>,
     /// Set if the response is a stream.
     pub stream: Option<StreamOptions>,
     /// The client's id of the request (vLLM's extension), at most 256 bytes.
@@ -64,6 +66,7 @@ impl RequestOptions {
         fields.ignore(&IGNORED);
         Ok(Self {
             model: fields.text("model", MAX_MODEL_BYTES)?,
+            version: None,
             stream: read_stream(fields)?,
             request_id: read_request_id(fields)?,
             session_id: fields.text("session_id", MAX_ID_BYTES)?,
@@ -78,6 +81,15 @@ impl RequestOptions {
             vllm_xargs: fields.object("vllm_xargs", budget)?,
             kv_transfer_params: fields.object("kv_transfer_params", budget)?,
         })
+    }
+
+    /// Takes the model, and the version if there is one, from the segments of a path.
+    pub(crate) fn set_path(&mut self, segments: Option<Vec<String>>) {
+        let mut segments = segments.into_iter().flatten();
+        if let Some(model) = segments.next() {
+            self.model = Some(model);
+            self.version = segments.next();
+        }
     }
 
     /// Adds the parameters of extensions where vLLM expects them: in `extra_args` of its sampling

@@ -67,6 +67,16 @@ where
         let embeddings = Methods::post(handler(embeddings::answer));
         declared = declared.route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
     }
+    // The paths of TorchServe's handler of vLLM.
+    for prefix in ["/predictions/{model}/v1", "/predictions/{model}/{version}/v1"] {
+        let chat = Methods::post(handler(chat_completions::answer));
+        let completion = Methods::post(handler(completions::answer));
+        let embeddings = Methods::post(handler(embeddings::answer));
+        declared = declared
+            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
+            .route(&format!("{prefix}/completions"), Route::Completion, completion)
+            .route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
+    }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)
 }

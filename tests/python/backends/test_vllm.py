@@ -171,3 +171,28 @@ def is_engine(pid: int, server) -> bool:
     except (OSError, IndexError):
         return False
     return parent in server.workers() and b"EngineCor" in title
+
+
+def test_tokens_of_texts_and_prompts_as_tokens(client, tiny):
+    """The tokenizer of the engine answers, and a prompt can be tokens."""
+    send = lambda path, **body: json.loads(tiny.ask("POST", path, json.dumps({"model": "tiny"} | body))[1])  # noqa: E731
+    found = send("/tokenize", prompt="one two", return_token_strs=True)
+    assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 512
+    assert found["token_strs"][0] == "<s>" and "".join(found["token_strs"][1:]) == "one two"
+    assert send("/tokenize", prompt="one two", add_special_tokens=False)["tokens"] == found["tokens"][1:]
+    assert send("/detokenize", tokens=found["tokens"][1:])["prompt"] == "one two"
+    assert send("/detokenize", tokens=[10**6])["error"]["message"].startswith("the token id 1000000 is not allowed")
+    texts = [client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=4).choices[0].text for prompt in ("one two", found["tokens"])]
+    assert texts[0] == texts[1]
+
+
+def test_the_probabilities_of_a_prompt(client):
+    """With `echo` and `logprobs`, a request scores its prompt; `prompt_logprobs` is vLLM's field for it."""
+    answer = client.completions.create(model="tiny", prompt="one two", echo=True, logprobs=1, max_tokens=0, temperature=0)
+    (choice,) = answer.choices
+    assert choice.text == "one two" and choice.finish_reason == "length"
+    found = choice.logprobs
+    assert found.tokens[0] == "<s>" and "".join(found.tokens[1:]) == "one two"
+    assert found.token_logprobs[0] is None and all(one < 0 for one in found.token_logprobs[1:])
+    answer = client.completions.create(model="tiny", prompt="one two", max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert [None if one is None else len(one) for one in answer.choices[0].prompt_logprobs] == [None] + [1] * (len(found.tokens) - 1)

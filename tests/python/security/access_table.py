@@ -49,6 +49,14 @@ POST    /openai/v1/tokenize                      Tokenize                      i
 POST    /detokenize                              Detokenize                    inference         400
 POST    /v1/detokenize                           Detokenize                    inference         400
 POST    /openai/v1/detokenize                    Detokenize                    inference         400
+POST    /predictions/m/v1/chat/completions       ChatCompletion                inference         400
+POST    /predictions/m/1/v1/chat/completions     ChatCompletion                inference         400
+POST    /predictions/m/v1/completions            Completion                    inference         400
+POST    /predictions/m/1/v1/completions          Completion                    inference         400
+POST    /predictions/m/v1/embeddings             Embeddings                    inference         400
+POST    /predictions/m/1/v1/embeddings           Embeddings                    inference         400
+GET     /predictions/m/v1/models                 Models                        inference         200
+GET     /predictions/m/1/v1/models               Models                        inference         200
 GET     /health                                  Ready                         health            200
 GET     /health/ready                            Ready                         health            200
 POST    /v1/responses                            Response                      inference         400

@@ -12,6 +12,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::generation::GenerationForm;
+use pharos::model::pooling::PoolingTask;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
@@ -235,13 +236,14 @@ impl Serving {
         Ok(Admitted { checked, classified })
     }
 
-    /// Checks the budget of a tenant if the model generates text.
+    /// Checks the budget of a tenant if the tokens of the model are counted.
     ///
     /// # Errors
     /// The budget is used up.
     fn check_token_budget(&self, tenant: TenantId) -> Result<(), InferError> {
         if !record::has_token_budget(&self.series, tenant)
-            || GenerationForm::of(&self.config).is_none()
+            || (GenerationForm::of(&self.config).is_none()
+                && PoolingTask::of(&self.config).is_none())
         {
             return Ok(());
         }

@@ -41,6 +41,14 @@ OUTPUTS = [
     ("num_cached_tokens", "TYPE_UINT32"),
     ("num_output_tokens", "TYPE_UINT32"),
 ]
+TOKEN_INPUTS = [
+    ("operation", "TYPE_STRING"),
+    ("prompt_token_ids", "TYPE_UINT32"),
+    ("add_special_tokens", "TYPE_BOOL"),
+    ("return_prompt_token_ids", "TYPE_BOOL"),
+]
+"""The inputs of an engine whose tokenizer clients can ask."""
+TOKEN_OUTPUTS = [("prompt_token_ids", "TYPE_UINT32"), ("prompt_logprobs", "TYPE_STRING")]
 PROBABILITIES = ("cumulative_logprob", "logprobs")
 """The outputs with probabilities, which not all engines have."""
 RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
@@ -73,6 +81,11 @@ class Request:
     stream: bool
     has_prompt: bool
     returns: set
+    operation: str = ""
+    """`tokenize` or `detokenize`; empty for the generation of text."""
+    prompt_ids: list | None = None
+    """The prompt as tokens, in place of its text."""
+    add_special_tokens: bool = True
 
 
 @dataclass
@@ -97,6 +110,10 @@ class Job:
     choices: list
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_ids: list | None = None
+    """The tokens of the prompt, until a response has them."""
+    prompt_logprobs: list | None = None
+    """The probabilities of the prompt's tokens, until a response has them; None for the first token."""
 
     def response(self):
         """Returns the response with all that was taken, and forgets it."""
@@ -114,6 +131,12 @@ class Job:
             tensors["logprobs"] = strings(json.dumps([logprobs_of(one) for one in choice.logprobs]) for choice in choices)
         if "token_ids" in returns:
             tensors["token_ids"] = naturals(choices[0].token_ids)
+        if "prompt_token_ids" in returns and self.prompt_ids is not None:
+            tensors["prompt_token_ids"], self.prompt_ids = naturals(self.prompt_ids), None
+        if self.prompt_logprobs is not None:
+            positions, self.prompt_logprobs = self.prompt_logprobs, None
+            listed = [None if position is None else logprobs_of(position) for position in positions]
+            tensors["prompt_logprobs"] = strings([json.dumps(listed)])
         if "num_input_tokens" in returns:
             tensors["num_input_tokens"] = naturals([self.prompt_tokens])
             tensors["num_cached_tokens"] = naturals([self.cached_tokens])
@@ -160,6 +183,29 @@ def one_of(request, name):
     return elements[0]
 
 
+def tokens_response(texts, ids=None):
+    """Returns the response with the texts of tokens, and their ids, if the client has asked for them."""
+    tensors = [pb_utils.Tensor("text_output", np.array([text.encode() for text in texts], np.object_))]
+    if ids is not None:
+        tensors.append(pb_utils.Tensor("prompt_token_ids", np.array(ids, np.uint32)))
+    return pb_utils.InferenceResponse(tensors)
+
+
+def operation_of(request):
+    """Returns what a request wants besides generated text; empty for nothing."""
+    given = one_of(request, "operation")
+    operation = given.decode(errors="replace") if given is not None else ""
+    if operation not in ("", "tokenize", "detokenize"):
+        raise WrongRequest(f"the input 'operation' is '{operation}'; allowed are tokenize and detokenize")
+    return operation
+
+
+def prompt_ids_of(request):
+    """Returns the tokens that a request has in place of a text; None without them."""
+    tensor = pb_utils.get_input_tensor_by_name(request, "prompt_token_ids")
+    return None if tensor is None else tensor.as_numpy().reshape(-1).tolist()
+
+
 def read(request, outputs, decoupled):
     """Reads the tensors of a request for a model with these outputs."""
     flag = lambda name, default: default if (value := one_of(request, name)) is None else bool(value)  # noqa: E731
@@ -178,7 +224,7 @@ def read(request, outputs, decoupled):
     excludes_prompt = flag("exclude_input_in_output", stream)
     if stream and not (decoupled and excludes_prompt):
         raise WrongRequest("stream is true: the model must be decoupled, and exclude_input_in_output must be true")
-    names = (*RETURNED, *PROBABILITIES, "token_ids")
+    names = (*RETURNED, *PROBABILITIES, "token_ids", "prompt_token_ids")
     returns = {name for name in names if flag(f"return_{name}", name in RETURNED)}
     return Request(
         text=text,
@@ -186,6 +232,9 @@ def read(request, outputs, decoupled):
         stream=stream,
         has_prompt=not excludes_prompt,
         returns=returns & outputs,
+        operation=operation_of(request),
+        prompt_ids=prompt_ids_of(request),
+        add_special_tokens=flag("add_special_tokens", True),
     )
 
 
@@ -217,14 +266,16 @@ class Gauges:
                 series.add_or_update(float(value), self.labels)
 
 
-def complete(config, parameters, left_out=()):
-    """Adds the tensors to a configuration, except those of the outputs that are left out, and the parameters that it does not set."""
+def complete(config, parameters, left_out=(), has_tokens=False):
+    """Adds the tensors to a configuration, except those of the outputs that are left out, and the parameters that it does not set.
+    `has_tokens` says that clients can ask for tokens."""
     given = config.as_dict()
     names = [[entry["name"] for entry in given[kind]] for kind in ("input", "output")]
-    for name, kind in INPUTS:
+    for name, kind in INPUTS + (TOKEN_INPUTS if has_tokens else []):
         if name not in names[0] and name.removeprefix("return_") not in left_out:
-            config.add_input({"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"})
-    for name, kind in OUTPUTS:
+            dims = [-1 if name == "prompt_token_ids" else 1]
+            config.add_input({"name": name, "data_type": kind, "dims": dims, "optional": name != "text_input"})
+    for name, kind in OUTPUTS + (TOKEN_OUTPUTS if has_tokens else []):
         if name not in names[1] and name not in left_out:
             config.add_output({"name": name, "data_type": kind, "dims": [-1]})
     config.set_model_transaction_policy({"decoupled": True})

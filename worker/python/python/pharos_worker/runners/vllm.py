@@ -1,6 +1,7 @@
 """Serves language models with vLLM, in the layout of Triton's vllm_backend: `1/model.json` has the arguments of the engine
 (vLLM's `AsyncEngineArgs`), `1/multi_lora.json` the adapters by name. Tensors and parameters are those of vllm_backend, with the
-additional outputs `token_ids`, `stop_reason` and `num_cached_tokens`.
+additional outputs `token_ids`, `stop_reason`, `num_cached_tokens`, `prompt_token_ids` and `prompt_logprobs`. The input `operation` asks
+for the tokens of a text, or for the text of tokens.
 
 The engine holds all requests and runs them together. It runs in further processes, which vLLM starts and which end with this one. All of this module's work is on one event loop. Text for a client that reads slowly is collected and sent as one response.
 """
@@ -32,18 +33,25 @@ class Job(text.Job):
 
     sampling: object
     adapter: object
+    scores_only: bool = False
+    """Whether the client wants the probabilities of its prompt alone. vLLM generates a token all the same."""
     task: object = None
 
     def take(self, output):
         """Adds what the engine has generated."""
         self.prompt_tokens = len(output.prompt_token_ids or ())
         self.cached_tokens = output.num_cached_tokens or 0
+        if output.prompt_logprobs and self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         for one in output.outputs:
             choice = self.choices[one.index]
-            choice.text += one.text
-            choice.token_ids += one.token_ids
-            choice.logprobs += one.logprobs or ()
-            choice.cumulative_logprob = one.cumulative_logprob
+            if self.scores_only:
+                choice.unnamed_tokens += len(one.token_ids)
+            else:
+                choice.text += one.text
+                choice.token_ids += one.token_ids
+                choice.logprobs += one.logprobs or ()
+                choice.cumulative_logprob = one.cumulative_logprob
             choice.finish_reason = one.finish_reason or choice.finish_reason
             choice.stop_reason = one.stop_reason if one.stop_reason is not None else choice.stop_reason
 
@@ -73,7 +81,7 @@ class TritonPythonModel:
     @staticmethod
     def auto_complete_config(auto_complete_model_config):
         version = Path(pb_utils.get_model_dir())
-        return text.complete(auto_complete_model_config, parameters_of(engine_arguments(version)))
+        return text.complete(auto_complete_model_config, parameters_of(engine_arguments(version)), has_tokens=True)
 
     def initialize(self, args):
         global ENGINE
@@ -142,6 +150,9 @@ class TritonPythonModel:
         members = read.members
         adapter = self.adapter(members.pop("lora_name", None))
         structure = members.pop("structured_outputs", None) or members.pop("guided_decoding", None)
+        scores_only = members.get("max_tokens") == 0 and members.get("prompt_logprobs") is not None
+        if scores_only:
+            members["max_tokens"] = 1
         try:
             if structure is not None:
                 members["structured_outputs"] = StructuredOutputsParams(**structure)
@@ -149,11 +160,12 @@ class TritonPythonModel:
             sampling = SamplingParams(**members, output_kind=kind)
         except (TypeError, ValueError) as error:
             raise text.WrongRequest(f"a parameter of sampling is not allowed: {error}") from None
-        if sampling.logprobs is not None and sampling.logprobs > MOST_LOGPROBS:
-            raise text.WrongRequest(f"logprobs {sampling.logprobs} is not allowed: it must be an integer from 0 to {MOST_LOGPROBS}")
-        return Job(
-            sender=sender, request=read, sampling=sampling, adapter=adapter, choices=[text.Pending() for _ in range(sampling.n)]
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(sampling, name)
+            if number is not None and not 0 <= number <= MOST_LOGPROBS:
+                raise text.WrongRequest(f"{name} {number} is not allowed: it must be an integer from 0 to {MOST_LOGPROBS}")
+        choices = [text.Pending() for _ in range(sampling.n)]
+        return Job(sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only)
 
     def adapter(self, name):
         """Returns vLLM's request for an adapter; None without one."""
@@ -167,9 +179,9 @@ class TritonPythonModel:
         number, path = self.adapters[name]
         return LoRARequest(name, number, path)
 
-    def tokens(self, prompt):
+    def tokens(self, prompt, add_special_tokens=True):
         """Returns the tokens of a prompt. The token that begins a text is added, unless the text has it."""
-        tokens = self.tokenizer(prompt, add_special_tokens=True).input_ids
+        tokens = self.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
         first = getattr(self.tokenizer, "bos_token_id", None)
         return tokens[1:] if first is not None and tokens[:2] == [first, first] else tokens
 
@@ -195,7 +207,8 @@ class TritonPythonModel:
         except Exception as error:
             job.fail(pb_utils.TritonError(f"vLLM has failed: {type(error).__name__}: {error}"))
         else:
-            job.sender.send(job.response(), text.FINAL)
+            if job.request.operation == "":
+                job.sender.send(job.response(), text.FINAL)
         finally:
             del self.jobs[number]
 
@@ -203,7 +216,13 @@ class TritonPythonModel:
         """Passes on what the engine generates, except the last part."""
         given = job.request
         is_long = len(given.text) > LONG_TEXT
-        tokens = await asyncio.to_thread(self.tokens, given.text) if is_long else self.tokens(given.text)
+        tokens = given.prompt_ids
+        if not tokens and given.operation != "detokenize":
+            find = lambda: self.tokens(given.text, given.add_special_tokens)  # noqa: E731
+            tokens = await asyncio.to_thread(find) if is_long else find()
+        if given.operation:
+            return job.sender.send(self.tokens_response(given.operation, tokens or []), text.FINAL)
+        job.prompt_ids = tokens
         if given.has_prompt:
             for choice in job.choices:
                 choice.text = given.text
@@ -214,6 +233,16 @@ class TritonPythonModel:
                 job.sender.send(job.response())
         while not job.sender.is_ready():
             await asyncio.sleep(text.SLOW_CLIENT_S)
+
+    def tokens_response(self, operation, tokens):
+        """Returns the response to a request for tokens, with the text of each, or for the text of tokens."""
+        size = len(self.tokenizer)
+        wrong = next((token for token in tokens if token >= size), None)
+        if wrong is not None:
+            raise ValueError(f"the token id {wrong} is not allowed: the vocabulary of the model has {size} tokens")
+        if operation == "detokenize":
+            return text.tokens_response([self.tokenizer.decode(tokens)])
+        return text.tokens_response([self.tokenizer.decode([token]) for token in tokens], tokens)
 
     def is_ready(self):
         """Returns whether the engine runs."""
@@ -237,7 +266,9 @@ def parameters_of(arguments):
     requests that the engine holds. Those above it wait in the queue of the server."""
     sequences = arguments.get("max_num_seqs") or DEFAULT_SEQUENCES
     model = arguments.get("tokenizer") or arguments.get("model") or ""
-    return {"max_open_requests": text.open_requests(sequences)} | text.template_of(lambda name: file_of(model, name))
+    context = {"context_length": str(length)} if (length := arguments.get("max_model_len")) else {}
+    own = {"max_open_requests": text.open_requests(sequences)} | context
+    return own | text.template_of(lambda name: file_of(model, name))
 
 
 def file_of(model, name):
