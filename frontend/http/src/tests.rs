@@ -32,7 +32,18 @@ impl Got {
 }
 
 fn table(service: &EchoService, settings: Settings) -> Routes<Edge> {
-    Dispatch::new(service.shared(), settings).routes
+    Dispatch::new(service.shared(), settings, models()).routes
+}
+
+/// Returns models without chat templates.
+pub(crate) fn models() -> Arc<Models> {
+    struct None;
+    impl pharos_openai::renderer::Launch for None {
+        fn launch(&self) -> std::io::Result<pharos_openai::renderer::Process> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+    }
+    Arc::new(Models::new(Arc::new(None)))
 }
 
 /// Returns the response of a table.
