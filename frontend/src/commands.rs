@@ -1,5 +1,6 @@
 //! Commands that need no server.
 
+pub(crate) mod chat_template;
 mod health;
 mod metrics;
 mod trace;

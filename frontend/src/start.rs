@@ -1,6 +1,7 @@
 //! Start and exit of the server, in order.
 
 mod addresses;
+mod chat_templates;
 mod clouds;
 mod ends;
 mod executable;
@@ -25,7 +26,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::cli::{Command, ControlMode, Options};
-use crate::commands;
+use crate::commands::{self, chat_template};
+use chat_templates::OwnExecutable;
 use clouds::Clouds;
 use ends::{Ends, HURRIED};
 use executable::Executable;
@@ -39,6 +41,7 @@ use pharos_engine::store;
 use pharos_engine::{self as engine, Engine, Unfinished};
 use pharos_listener::Phase;
 use pharos_listener::receiving::Budget;
+use pharos_openai::Models;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::service_manager::ServiceManager;
 use pharos_os::{blocking, directories, threads};
@@ -70,6 +73,10 @@ const SPIN_US: u32 = 200;
 
 /// Runs a command, or the server until a signal ends it.
 pub fn main() -> ExitCode {
+    // Nothing else may have started: the process sets limits for itself first.
+    if chat_template::is_meant(std::env::args_os()) {
+        return chat_template::run();
+    }
     let options = match Options::from_args(std::env::args_os()) {
         Ok(options) => options,
         Err(error) => error.exit(),
@@ -200,6 +207,7 @@ async fn serve(
         budget,
         event_loops,
         timing,
+        models: Arc::new(Models::new(Arc::new(OwnExecutable))),
     };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);

@@ -9,6 +9,7 @@ mod sagemaker;
 mod vertex_ai;
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -22,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Settings, answer, metrics};
+use super::{Edge, Models, Settings, answer, metrics};
 use pharos_edge::Incoming;
 use pharos_edge::http_service::{self, Handle};
 use pharos_edge::request_log::FIELDS;
@@ -56,10 +57,15 @@ pub struct Endpoints {
 
 impl Endpoints {
     /// Creates the endpoints, which answer requests with `service`.
-    pub fn new(service: SharedService, settings: Settings, platform: Platform) -> Self {
+    pub fn new(
+        service: SharedService,
+        settings: Settings,
+        models: Arc<Models>,
+        platform: Platform,
+    ) -> Self {
         Self {
             metrics: metrics::router(service.clone()),
-            dispatch: Dispatch::new(service, settings),
+            dispatch: Dispatch::new(service, settings, models),
             platform,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -14,7 +15,7 @@ use pharos_edge::request_log::FIELDS;
 use pharos_edge::routing::{Builder, Routes};
 
 use super::model::ModelPath;
-use super::{Edge, Settings, infer, metrics, routes};
+use super::{Edge, Models, Settings, infer, metrics, routes};
 
 /// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]
@@ -27,24 +28,22 @@ pub(super) struct Dispatch {
 }
 
 impl Dispatch {
-    pub(super) fn new(service: SharedService, settings: Settings) -> Self {
-        Self::with(service, settings, routes::declared(), true)
+    pub(super) fn new(service: SharedService, settings: Settings, models: Arc<Models>) -> Self {
+        Self::with(Edge::new(service, settings, models), routes::declared(), true)
     }
 
     /// Returns OpenAI's API with the routes that its clients need besides.
-    pub(super) fn of_openai(service: SharedService, settings: Settings) -> Self {
-        Self::with(service, settings, routes::declared_for_openai(), false)
-    }
-
-    fn with(
+    pub(super) fn of_openai(
         service: SharedService,
         settings: Settings,
-        declared: Builder<Edge>,
-        serves_v2: bool,
+        models: Arc<Models>,
     ) -> Self {
-        let policy = settings.policy(service.clone());
-        let metrics = settings.serves_metrics.then(|| metrics::router(service.clone()));
-        let edge = Edge::new(service, settings);
+        Self::with(Edge::new(service, settings, models), routes::declared_for_openai(), false)
+    }
+
+    fn with(edge: Edge, declared: Builder<Edge>, serves_v2: bool) -> Self {
+        let policy = edge.settings.policy(edge.service.clone());
+        let metrics = edge.settings.serves_metrics.then(|| metrics::router(edge.service.clone()));
         let routes = routes::build(edge, declared, policy, super::answer::no_access);
         Self { routes, metrics, serves_v2 }
     }

@@ -51,6 +51,7 @@ pub use pharos_edge::http_settings::HttpSettings as Settings;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::body::{self, Read};
+pub use pharos_openai::Models;
 use pharos_os::clock;
 
 /// Returns the default connection settings of an HTTP listener.
@@ -69,13 +70,13 @@ pub(crate) struct Edge {
     /// The time of its creation at the start of the server, in seconds since 1970.
     created: u64,
     /// The language models that clients have asked.
-    models: Arc<pharos_openai::Models>,
+    models: Arc<Models>,
 }
 
 impl Edge {
-    fn new(service: SharedService, settings: Settings) -> Self {
+    fn new(service: SharedService, settings: Settings, models: Arc<Models>) -> Self {
         let created = clock::wall_ms() / 1000;
-        Self { service, settings: Arc::new(settings), created, models: Arc::default() }
+        Self { service, settings: Arc::new(settings), created, models }
     }
 
     /// Reads the whole body of a request that has only a few members.
@@ -102,11 +103,12 @@ pub fn serve(
     listener: TcpListener,
     service: SharedService,
     settings: Settings,
+    models: Arc<Models>,
     connections: listener::Settings,
     phases: PhaseReceiver,
 ) -> JoinHandle<()> {
     let body_timeout = settings.body_timeout;
-    let dispatch = Dispatch::new(service.clone(), settings);
+    let dispatch = Dispatch::new(service.clone(), settings, models);
     http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
 }
 
@@ -117,11 +119,12 @@ pub fn serve_openai(
     listener: TcpListener,
     service: SharedService,
     settings: Settings,
+    models: Arc<Models>,
     connections: listener::Settings,
     phases: PhaseReceiver,
 ) -> JoinHandle<()> {
     let body_timeout = settings.body_timeout;
-    let dispatch = Dispatch::of_openai(service.clone(), settings);
+    let dispatch = Dispatch::of_openai(service.clone(), settings, models);
     http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
 }
 

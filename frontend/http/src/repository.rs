@@ -207,7 +207,11 @@ mod tests {
             // While the only other thread is occupied, nothing that needs it can be ready.
             let (release, released) = mpsc::channel::<()>();
             let occupied = blocking::run(move || released.recv());
-            let edge = Edge::new(EchoService::default().shared(), Settings::default());
+            let edge = Edge::new(
+                EchoService::default().shared(),
+                Settings::default(),
+                crate::tests::models(),
+            );
             for (size, at_once) in [(1000, true), (LONG, false)] {
                 let body = || {
                     Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)))

@@ -10,7 +10,7 @@ use pharos_edge::{Incoming, Policy, Refusal};
 
 use super::answer::{answers, get, post};
 use super::{
-    Edge, Settings, generate, health, infer, logging, model, openai, repository, server,
+    Edge, Models, Settings, generate, health, infer, logging, model, openai, repository, server,
     shared_memory, trace, v1,
 };
 
@@ -22,10 +22,11 @@ pub type V2 = Arc<dyn Fn(Incoming<Body>) -> Answering + Send + Sync>;
 pub fn router(
     service: SharedService,
     settings: Settings,
+    models: Arc<Models>,
     policy: Arc<dyn Policy>,
     refused: fn(Refusal) -> Response,
 ) -> V2 {
-    let routes = table(Edge::new(service, settings), policy, refused);
+    let routes = table(Edge::new(service, settings, models), policy, refused);
     Arc::new(move |incoming| {
         let routes = routes.clone();
         Box::pin(async move { routes.answer(incoming).await })
@@ -139,7 +140,7 @@ mod tests {
         let service = EchoService::default().shared();
         let settings = Settings::default();
         let policy = settings.policy(service.clone());
-        let routes = table(Edge::new(service, settings), policy, no_access);
+        let routes = table(Edge::new(service, settings, crate::tests::models()), policy, no_access);
         assert_eq!(routes.route_of(path), expected, "{path}");
     }
 

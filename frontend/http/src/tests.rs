@@ -32,7 +32,18 @@ impl Got {
 }
 
 fn table(service: &EchoService, settings: Settings) -> Routes<Edge> {
-    Dispatch::new(service.shared(), settings).routes
+    Dispatch::new(service.shared(), settings, models()).routes
+}
+
+/// Returns models without chat templates.
+pub(crate) fn models() -> Arc<Models> {
+    struct None;
+    impl pharos_openai::renderer::Launch for None {
+        fn launch(&self) -> std::io::Result<pharos_openai::renderer::Process> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+    }
+    Arc::new(Models::new(Arc::new(None)))
 }
 
 /// Returns the response of a table.
@@ -609,7 +620,8 @@ async fn malformed_heads_are_counted() {
     let address = listener.local_addr().unwrap();
     let service = EchoService::default();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = serve(listener, service.shared(), Settings::default(), connections(), life);
+    let server =
+        serve(listener, service.shared(), Settings::default(), models(), connections(), life);
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -672,8 +684,14 @@ async fn shutdown_lets_requests_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server =
-        serve(listener, EchoService::default().shared(), Settings::default(), connections(), life);
+    let server = serve(
+        listener,
+        EchoService::default().shared(),
+        Settings::default(),
+        models(),
+        connections(),
+        life,
+    );
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head =
         format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());

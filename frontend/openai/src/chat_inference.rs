@@ -22,7 +22,7 @@ use crate::structured::StructuredOutput;
 use crate::template::CivilTime;
 use crate::tools::ToolParser;
 
-/// Prompts of more bytes than this are rendered on a blocking thread.
+/// Messages of more bytes than this are prepared for their template on a blocking thread.
 const LONG_MESSAGES: usize = 16 << 10;
 
 /// A chat whose inference runs.
@@ -137,13 +137,13 @@ fn tools_of(
     }
 }
 
-/// Renders the prompt, on another thread if the messages are long. Returns the request too.
+/// Renders the prompt in the process of the template. Returns the request too.
 pub(crate) async fn render(
     request: ChatRequest,
     model: &Arc<TextModel>,
     name: &str,
 ) -> Result<(ChatRequest, String), Failure> {
-    if model.template.is_none() {
+    let Some(template) = model.template.clone() else {
         return Err(ApiError::invalid_field(
             "model",
             format!(
@@ -152,19 +152,22 @@ pub(crate) async fn render(
             ),
         )
         .into());
-    }
+    };
     let now = CivilTime::from_unix(i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX));
     let size: usize = request.messages.iter().map(text_bytes).sum();
-    let model = model.clone();
-    let (request, rendered) = on_a_thread_if(size > LONG_MESSAGES, move || {
-        let rendered = match &model.template {
-            Some(template) => template.render(&request, now),
-            None => Ok(String::new()),
-        };
-        (request, rendered)
+    let (request, template, input) = on_a_thread_if(size > LONG_MESSAGES, move || {
+        let input = template.input(&request, now);
+        (request, template, input)
     })
     .await?;
-    Ok((request, rendered?))
+    let text = template.render(input?).await?;
+    let is_cut_from_long = request.prompt.continue_final_message && text.len() > LONG_MESSAGES;
+    let (request, prompt) = on_a_thread_if(is_cut_from_long, move || {
+        let prompt = template.prompt(&request, text);
+        (request, prompt)
+    })
+    .await?;
+    Ok((request, prompt?))
 }
 
 /// Returns the bytes of the text of a message.

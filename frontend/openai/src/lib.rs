@@ -3,7 +3,7 @@
 //! Most modules are pure: requests, chat templates, parsers of what models write, and responses
 //! have no sockets, threads, clocks or async code. Everything that reads bytes of a client is
 //! linear in their number and allocates nothing by a length that the client wrote. The others run
-//! requests: `routes` has the paths, `models` the chat templates, `contract` translates between
+//! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes, `contract` translates between
 //! requests and tensors, `generation` runs inferences, and `events` streams.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
@@ -30,6 +30,7 @@ pub mod options;
 mod pooling;
 mod prompt;
 pub mod reasoning;
+pub mod renderer;
 mod respond;
 pub mod response;
 pub mod responses;

@@ -9,14 +9,15 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::pooling::PoolingTask;
 use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
-use pharos_os::blocking;
 use serde_json::Value;
+use tokio::sync::OnceCell;
 
 use crate::answer::Failure;
 use crate::contract::Contract;
 use crate::error::ApiError;
 use crate::reasoning::ReasoningParser;
-use crate::template::{ChatTemplate, TemplateSource, TokenizerConfig};
+use crate::renderer::{Launch, Renderer, Renderers};
+use crate::template::{TemplateSource, TokenizerConfig};
 use crate::tools::ToolParser;
 
 /// The parameter of a model's configuration that says whether OpenAI's API serves the model:
@@ -36,22 +37,33 @@ const MAX_ADAPTERS: usize = 4096;
 pub(crate) struct TextModel {
     pub(crate) contract: Contract,
     /// `None` if the model has no chat template, as base models have none.
-    pub(crate) template: Option<Arc<ChatTemplate>>,
+    pub(crate) template: Option<Renderer>,
     pub(crate) tool_parser: Option<ToolParser>,
     pub(crate) reasoning_parser: Option<ReasoningParser>,
     /// The limit of tokens of a chat that sets none.
     pub(crate) default_max_tokens: Option<u64>,
 }
 
-/// The models that were asked, by name.
-#[derive(Debug, Default)]
-pub struct Models(Mutex<HashMap<String, Known>>);
+/// The models that were asked.
+#[derive(Debug)]
+pub struct Models {
+    /// By name.
+    known: Mutex<HashMap<String, Arc<Known>>>,
+    renderers: Arc<Renderers>,
+}
 
 /// A model as of one load.
 #[derive(Debug)]
 struct Known {
     /// Identifies the load.
     config: Weak<ModelConfig>,
+    /// What the files say. The first requests read them once, together.
+    files: OnceCell<Files>,
+}
+
+/// What the files of a model say.
+#[derive(Debug)]
+struct Files {
     /// A failure stays until the next load, so that it is found and logged once.
     model: Result<Arc<TextModel>, Failure>,
     /// The model with each of its adapters, by the adapter's name.
@@ -68,6 +80,12 @@ pub struct Adapter {
 }
 
 impl Models {
+    /// Knows no model. Chat templates are rendered in processes that `launch` starts.
+    #[must_use]
+    pub fn new(launch: Arc<dyn Launch>) -> Self {
+        Self { known: Mutex::default(), renderers: Renderers::new(launch) }
+    }
+
     /// Returns a model that is ready, by its name or that of one of its adapters.
     ///
     /// # Errors
@@ -98,10 +116,11 @@ impl Models {
     /// Returns the adapters of the models that are ready, in the order of models and names.
     pub async fn adapters(&self, service: &dyn Service) -> Vec<Adapter> {
         self.read_all(service).await;
-        let models = self.0.lock();
+        let models = self.known.lock();
         let current = models.iter().filter(|(name, known)| known.is_current(service, name));
         let adapters = current.flat_map(|(model, known)| {
-            let names = known.adapters.keys().cloned();
+            let adapters = known.files.get().into_iter().flat_map(|files| files.adapters.keys());
+            let names = adapters.cloned();
             names.map(|name| Adapter { name, model: model.clone() })
         });
         let mut adapters: Vec<Adapter> = adapters.collect();
@@ -133,9 +152,9 @@ impl Models {
     }
 
     fn known_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {
-        let models = self.0.lock();
+        let models = self.known.lock();
         let mut current = models.iter().filter(|(model, known)| known.is_current(service, model));
-        current.find_map(|(_, known)| known.adapters.get(name).cloned())
+        current.find_map(|(_, known)| known.files.get()?.adapters.get(name).cloned())
     }
 
     /// Reads the models that generate text and that were not read yet.
@@ -158,34 +177,55 @@ impl Models {
         name: &str,
         config: Arc<ModelConfig>,
     ) -> Result<Arc<TextModel>, Failure> {
-        if let Some(known) = self.0.lock().get(name)
-            && known.config.as_ptr() == Arc::as_ptr(&config)
+        let known = self.entry(name, &config);
+        let files = known.files.get_or_try_init(|| async {
+            let model =
+                TextModel::read(service, &self.renderers, name, &config).await.map(Arc::new);
+            let names = match &model {
+                Ok(_) => adapters_of(service, name).await,
+                Err(_) => Ok(Vec::new()),
+            };
+            let (model, names) = match names {
+                Ok(names) => (model, names),
+                Err(failure) => (Err(failure), Vec::new()),
+            };
+            match model {
+                // It may succeed with the next request.
+                Err(failure)
+                    if matches!(failure.reason, Reason::NotReady | Reason::UnknownModel) =>
+                {
+                    Err(failure)
+                }
+                model => Ok(Files::new(model, names)),
+            }
+        });
+        files.await?.model.clone()
+    }
+
+    /// Returns the entry of a model, a new one after each load.
+    fn entry(&self, name: &str, config: &Arc<ModelConfig>) -> Arc<Known> {
+        let mut models = self.known.lock();
+        if let Some(known) = models.get(name)
+            && known.config.as_ptr() == Arc::as_ptr(config)
         {
-            return known.model.clone();
+            return known.clone();
         }
-        let model = TextModel::read(service, name, &config).await.map(Arc::new);
-        let names = match &model {
-            Ok(_) => adapters_of(service, name).await,
-            Err(_) => Ok(Vec::new()),
-        };
-        let (model, names) = match names {
-            Ok(names) => (model, names),
-            Err(failure) => (Err(failure), Vec::new()),
-        };
-        if matches!(&model, Err(Failure { reason: Reason::NotReady | Reason::UnknownModel, .. })) {
-            return model;
-        }
-        let adapted = names.into_iter().filter_map(|name| {
+        let known = Known { config: Arc::downgrade(config), files: OnceCell::new() };
+        let known = Arc::new(known);
+        // Models that are not loaded any more.
+        models.retain(|_, known| known.config.strong_count() > 0);
+        models.insert(name.to_owned(), known.clone());
+        known
+    }
+}
+
+impl Files {
+    fn new(model: Result<Arc<TextModel>, Failure>, adapters: Vec<String>) -> Self {
+        let adapted = adapters.into_iter().filter_map(|name| {
             let model = model.as_ref().ok()?.with_adapter(&name);
             Some((name, Arc::new(model)))
         });
-        let adapters = adapted.collect();
-        let known = Known { config: Arc::downgrade(&config), model: model.clone(), adapters };
-        let mut models = self.0.lock();
-        // Models that are not loaded any more.
-        models.retain(|_, known| known.config.strong_count() > 0);
-        models.insert(name.to_owned(), known);
-        model
+        Self { adapters: adapted.collect(), model }
     }
 }
 
@@ -221,6 +261,7 @@ impl TextModel {
 
     async fn read(
         service: &dyn Service,
+        renderers: &Arc<Renderers>,
         name: &str,
         config: &ModelConfig,
     ) -> Result<Self, Failure> {
@@ -254,7 +295,7 @@ impl TextModel {
             .transpose()?;
         Ok(Self {
             contract,
-            template: template_of(service, name, config).await?.map(Arc::new),
+            template: template_of(service, renderers, name, config).await?,
             tool_parser,
             reasoning_parser,
             default_max_tokens,
@@ -267,9 +308,10 @@ impl TextModel {
 /// configuration also have the special tokens.
 async fn template_of(
     service: &dyn Service,
+    renderers: &Arc<Renderers>,
     name: &str,
     config: &ModelConfig,
-) -> Result<Option<ChatTemplate>, Failure> {
+) -> Result<Option<Renderer>, Failure> {
     let parameter = config.parameters.get(CHAT_TEMPLATE).map(String::as_str);
     let tokenizer = match service.model_file(name, "", "tokenizer_config.json").await? {
         Some(file) => TokenizerConfig::parse(&file).map_err(|why| broken(name, &why))?,
@@ -304,8 +346,7 @@ async fn template_of(
             special_tokens.insert(token.to_owned(), text.clone());
         }
     }
-    let compiled = blocking::run(move || ChatTemplate::new(source, special_tokens)).await;
-    let compiled = compiled.map_err(|error| InferError::internal(error.to_string()))?;
+    let compiled = renderers.compile(name, source, special_tokens).await?;
     compiled.map(Some).map_err(|why| broken(name, &format!("its chat template is invalid: {why}")))
 }
 

@@ -5,10 +5,13 @@
 //! `break` and `continue`, and the globals are `raise_exception` and `strftime_now`.
 //! `{% generation %}` marks the answer for training and changes nothing here.
 //!
-//! A template is a program. Fuel and the length of the output are limited, so that no template runs
-//! long or fills the memory; the loops of a template over the messages of a client count too.
+//! A template is a program of the model's author. Fuel and the length of the output are limited; the
+//! loops of a template over the messages of a client count too. Fuel counts instructions, not what an
+//! instruction computes, so the frontend never compiles or renders a template: [`crate::renderer`]
+//! does it in a process with limits. [`Expectations`] is the half that runs in the frontend.
 
 mod config;
+mod expectations;
 mod json;
 mod time;
 
@@ -18,14 +21,14 @@ use std::io;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
+use serde::Deserialize;
 
 pub use config::{TemplateSource, TokenizerConfig};
+pub use expectations::{ContentForm, Expectations, refused};
 pub use time::CivilTime;
 
-use crate::chat::ChatRequest;
-use crate::error::{ApiError, quoted};
-use crate::message::{Content, Message};
+use crate::error::quoted;
+use expectations::Traits;
 
 /// The most work of one rendering: one unit for each instruction, and one for each 64 bytes that
 /// are made.
@@ -48,37 +51,26 @@ pub const CHATML: &str = "{%- for message in messages -%}
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// The form of contents that a template reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContentForm {
-    /// Texts only. The texts of several parts are joined with line breaks, as in vLLM.
-    Text,
-    /// Lists of parts only.
-    Parts,
-    /// Both: contents stay as the client wrote them.
-    Both,
-}
-
 /// A chat template, or two: one for requests with tools and one for others.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: BTreeMap<String, String>,
-    default: Traits,
-    tool_use: Option<Traits>,
+    expectations: Expectations,
 }
 
-/// What a template expects of messages.
-#[derive(Debug, Clone, Copy)]
-struct Traits {
-    name: &'static str,
-    form: ContentForm,
-    /// Whether the content of a message with tool calls may be `null`.
-    accepts_null: bool,
+/// What is rendered, as [`Expectations::input`] writes it.
+#[derive(Deserialize)]
+struct Input {
+    tool_use: bool,
+    now: CivilTime,
+    /// Of equal names, the last counts.
+    variables: BTreeMap<String, Value>,
 }
 
 impl ChatTemplate {
     /// Compiles a template. `special_tokens` are variables for it: `bos_token`, `eos_token`, ...
+    /// Finds out what the template expects, unless that is known already.
     ///
     /// Of named templates, `default` and `tool_use` count; a single one counts whatever its name
     /// is.
@@ -89,6 +81,7 @@ impl ChatTemplate {
     pub fn new(
         source: TemplateSource,
         special_tokens: BTreeMap<String, String>,
+        known: Option<Expectations>,
     ) -> Result<Self, String> {
         let mut named = match source {
             TemplateSource::Single(text) => BTreeMap::from([(DEFAULT.to_owned(), text)]),
@@ -103,80 +96,40 @@ impl ChatTemplate {
             return Err("there is no chat template with the name `default`".to_owned());
         };
         let mut environment = new_environment()?;
-        environment.set_fuel(Some(MAX_PROBE_FUEL));
         add_template(&mut environment, DEFAULT, &default)?;
         if let Some(source) = &tool_use {
             add_template(&mut environment, TOOL_USE, source)?;
         }
-        let unprobed = |name| Traits { name, form: ContentForm::Text, accepts_null: true };
-        let mut template = Self {
-            environment,
-            special_tokens,
-            default: unprobed(DEFAULT),
-            tool_use: tool_use.is_some().then(|| unprobed(TOOL_USE)),
-        };
-        template.default = template.probe(DEFAULT);
-        template.tool_use = template.tool_use.map(|traits| template.probe(traits.name));
+        let mut template =
+            Self { environment, special_tokens, expectations: known.unwrap_or_default() };
+        if known.is_none() {
+            template.environment.set_fuel(Some(MAX_PROBE_FUEL));
+            template.expectations = Expectations {
+                default: template.probe(DEFAULT),
+                tool_use: tool_use.is_some().then(|| template.probe(TOOL_USE)),
+            };
+        }
         template.environment.set_fuel(Some(MAX_FUEL));
         Ok(template)
     }
 
-    /// Returns the form of contents that the template for requests without tools reads.
-    pub fn content_form(&self) -> ContentForm {
-        self.default.form
+    /// Returns what the template expects of messages.
+    pub fn expectations(&self) -> Expectations {
+        self.expectations
     }
 
-    /// Renders the prompt of a request. A template that the request itself brings is not used:
-    /// callers that allow it create a [`ChatTemplate`] from it.
+    /// Renders a prompt. `input` is the result of [`Expectations::input`].
     ///
     /// # Errors
     ///
-    /// 400 if the template refuses the messages (`raise_exception`), cannot render them or exceeds
-    /// a limit, and if it cannot express media that a message has.
-    pub fn render(&self, request: &ChatRequest, now: CivilTime) -> Result<String, ApiError> {
-        let traits = match self.tool_use {
-            Some(traits) if !request.tools.is_empty() => traits,
-            _ => self.default,
-        };
-        if traits.form == ContentForm::Text
-            && let Some(index) = request.messages.iter().position(Message::has_media)
-        {
-            return Err(ApiError::invalid_field(
-                format!("messages[{index}].content"),
-                "the model accepts text only: its chat template has no images, audio, videos or files",
-            ));
-        }
-        let mut context = self.variables(now);
-        for (name, value) in &request.prompt.chat_template_kwargs {
-            context.insert(name.clone(), Value::from(Serde(value)));
-        }
-        if let Some(effort) = &request.prompt.reasoning_effort {
-            context.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));
-        }
-        let messages = request.messages.iter();
-        let messages: Vec<Value> = messages
-            .map(|message| Value::from(Serde(TemplateMessage { message, traits })))
-            .collect();
-        context.insert("messages".to_owned(), Value::from(messages));
-        // `transformers` passes `None` for what is absent, not an undefined variable.
-        let tools = request.tools.iter();
-        let tools: Vec<Value> = tools.map(|tool| Value::from(Serde(&tool.value))).collect();
-        let tools = if tools.is_empty() { Value::from(()) } else { Value::from(tools) };
-        context.insert("tools".to_owned(), tools);
-        let documents = request.prompt.documents.as_ref();
-        let documents = documents.map_or(Value::from(()), |list| Value::from(Serde(list)));
-        context.insert("documents".to_owned(), documents);
-        context.insert(
-            "add_generation_prompt".to_owned(),
-            Value::from(request.prompt.add_generation_prompt),
-        );
-        let mut prompt = self.render_named(traits.name, context)?;
-        if request.prompt.continue_final_message
-            && let Some(message) = request.messages.last()
-        {
-            cut_after_final_message(&mut prompt, message)?;
-        }
-        Ok(prompt)
+    /// Why the template refuses the messages (`raise_exception`), cannot render them or exceeds a
+    /// limit, for the client.
+    pub fn render(&self, input: &[u8]) -> Result<String, String> {
+        let input: Input = serde_json::from_slice(input)
+            .map_err(|error| format!("the chat template cannot read the messages: {error}"))?;
+        let mut context = self.variables(input.now);
+        context.extend(input.variables);
+        self.render_named(if input.tool_use { TOOL_USE } else { DEFAULT }, context)
     }
 
     /// Returns the variables that every rendering has.
@@ -189,11 +142,7 @@ impl ChatTemplate {
         variables
     }
 
-    fn render_named(
-        &self,
-        name: &str,
-        context: BTreeMap<String, Value>,
-    ) -> Result<String, ApiError> {
+    fn render_named(&self, name: &str, context: BTreeMap<String, Value>) -> Result<String, String> {
         let mut output = Output { bytes: Vec::new(), is_full: false };
         let rendered = match self.environment.get_template(name) {
             Ok(template) => {
@@ -203,17 +152,16 @@ impl ChatTemplate {
         };
         match rendered {
             Ok(()) => String::from_utf8(output.bytes)
-                .map_err(|_| ApiError::internal("the chat template wrote invalid UTF-8")),
-            Err(_) if output.is_full => Err(ApiError::invalid_field(
-                "messages",
-                format!("the chat template writes more than {MAX_OUTPUT_BYTES} bytes"),
-            )),
+                .map_err(|_| "the chat template writes invalid UTF-8".to_owned()),
+            Err(_) if output.is_full => {
+                Err(format!("the chat template writes more than {MAX_OUTPUT_BYTES} bytes"))
+            }
             Err(error) => Err(render_error(&error)),
         }
     }
 
     /// Finds out what a template expects: renders short chats and looks for their texts.
-    fn probe(&self, name: &'static str) -> Traits {
+    fn probe(&self, name: &str) -> Traits {
         const NEEDLE: &str = "pharosneedle";
         let render = |messages: serde_json::Value| {
             let mut context = self.variables(CivilTime::from_unix(0));
@@ -247,129 +195,8 @@ impl ChatTemplate {
         let with_null = call(serde_json::Value::Null);
         let with_text = call(serde_json::Value::from(""));
         let accepts_null = with_null.contains(NEEDLE) && !with_null.contains("None");
-        Traits { name, form, accepts_null: accepts_null || !with_text.contains(NEEDLE) }
+        Traits { form, accepts_null: accepts_null || !with_text.contains(NEEDLE) }
     }
-}
-
-/// A message as a template reads it: members in the client's order, the content in the template's
-/// form.
-struct TemplateMessage<'a> {
-    message: &'a Message,
-    traits: Traits,
-}
-
-impl Serialize for TemplateMessage<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let content = TemplateContent { message: self.message, traits: self.traits };
-        let members = self.message.members();
-        let mut map = serializer.serialize_map(None)?;
-        for (name, value) in members {
-            if name == "content" {
-                map.serialize_entry(name, &content)?;
-            } else {
-                map.serialize_entry(name, value)?;
-            }
-        }
-        if !members.contains_key("content") {
-            map.serialize_entry("content", &content)?;
-        }
-        map.end()
-    }
-}
-
-struct TemplateContent<'a> {
-    message: &'a Message,
-    traits: Traits,
-}
-
-impl Serialize for TemplateContent<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match (self.message.content(), self.traits.form) {
-            (Content::Absent, form) => {
-                let has_calls = self.message.members().contains_key("tool_calls");
-                if has_calls && self.traits.accepts_null {
-                    serializer.serialize_unit()
-                } else if form == ContentForm::Parts {
-                    serializer.serialize_seq(Some(0))?.end()
-                } else {
-                    serializer.serialize_str("")
-                }
-            }
-            (Content::Text(text), ContentForm::Parts) => {
-                let mut list = serializer.serialize_seq(Some(1))?;
-                list.serialize_element(&TypedPart { kind: "text", text: Some(text) })?;
-                list.end()
-            }
-            (Content::Text(text), _) => serializer.serialize_str(text),
-            (Content::Parts(parts), ContentForm::Text) => {
-                let texts: Vec<&str> = parts.iter().filter_map(part_text).collect();
-                serializer.serialize_str(&texts.join("\n"))
-            }
-            (Content::Parts(parts), _) => {
-                let mut list = serializer.serialize_seq(Some(parts.len()))?;
-                for part in parts {
-                    let text = part_text(part);
-                    let kind = if text.is_some() { "text" } else { media_kind(part) };
-                    list.serialize_element(&TypedPart { kind, text })?;
-                }
-                list.end()
-            }
-        }
-    }
-}
-
-/// A content part: `{"type":"text","text"}`, or a placeholder for media such as
-/// `{"type":"image"}`.
-struct TypedPart<'a> {
-    kind: &'a str,
-    text: Option<&'a str>,
-}
-
-impl Serialize for TypedPart<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("type", self.kind)?;
-        if let Some(text) = self.text {
-            map.serialize_entry("text", text)?;
-        }
-        map.end()
-    }
-}
-
-fn part_text(part: &serde_json::Value) -> Option<&str> {
-    let is_text = part.get("type").is_some_and(|kind| kind == "text");
-    part.get("text").filter(|_| is_text).and_then(serde_json::Value::as_str)
-}
-
-/// Returns the name that templates have for the media of a part. The names are vLLM's.
-fn media_kind(part: &serde_json::Value) -> &str {
-    match part.get("type").and_then(serde_json::Value::as_str).unwrap_or_default() {
-        "image_url" => "image",
-        "input_audio" | "audio_url" => "audio",
-        "video_url" => "video",
-        other => other,
-    }
-}
-
-/// Cuts the prompt at the end of the last message's text, so that the model continues it.
-fn cut_after_final_message(prompt: &mut String, message: &Message) -> Result<(), ApiError> {
-    let text = match message.content() {
-        Content::Text(text) => text,
-        Content::Parts(parts) => parts.iter().filter_map(part_text).next_back().unwrap_or_default(),
-        Content::Absent => "",
-    };
-    let trimmed = text.trim();
-    let Some(position) = prompt.rfind(trimmed).filter(|_| !trimmed.is_empty()) else {
-        return Err(ApiError::invalid_field(
-            "continue_final_message",
-            "continue_final_message needs a last message with a text that the chat template keeps",
-        ));
-    };
-    // Templates may trim contents. The whitespace at the end stays if the template has kept it.
-    let untrimmed = text.trim_start();
-    let kept = if prompt[position..].starts_with(untrimmed) { untrimmed } else { trimmed };
-    prompt.truncate(position + kept.len());
-    Ok(())
 }
 
 /// Collects the output up to a limit.
@@ -398,27 +225,25 @@ impl io::Write for Output {
 #[error("{0}")]
 struct Raised(String);
 
-fn render_error(error: &Error) -> ApiError {
+/// Returns what went wrong, for the client.
+fn render_error(error: &Error) -> String {
     const MAX_MESSAGE_CHARACTERS: usize = 512;
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(raised) = cause.downcast_ref::<Raised>() {
-            let message = raised.0.chars().take(MAX_MESSAGE_CHARACTERS).collect::<String>();
-            return ApiError::invalid_field("messages", message);
+            return raised.0.chars().take(MAX_MESSAGE_CHARACTERS).collect::<String>();
         }
         let is_out_of_fuel =
             cause.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel);
         if is_out_of_fuel {
-            return ApiError::invalid_field(
-                "messages",
-                format!("the chat template needs more than {MAX_FUEL} steps for these messages"),
+            return format!(
+                "the chat template needs more than {MAX_FUEL} steps for these messages"
             );
         }
         source = cause.source();
     }
     let reason: String = error.to_string().chars().take(MAX_MESSAGE_CHARACTERS).collect();
-    let message = format!("the chat template cannot render the messages: {reason}");
-    ApiError::invalid_field("messages", message)
+    format!("the chat template cannot render the messages: {reason}")
 }
 
 fn new_environment() -> Result<Environment<'static>, String> {

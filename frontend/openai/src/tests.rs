@@ -16,6 +16,7 @@ use regex::bytes::Regex;
 use serde_json::{Value, json};
 
 use crate::answer::{no_access, not_found, wrong_method};
+use crate::renderer::tests::models;
 
 fn routes(service: &EchoService) -> Routes<()> {
     let pattern = Regex::new("^x-request-id$").unwrap();
@@ -24,8 +25,7 @@ fn routes(service: &EchoService) -> Routes<()> {
         ..HttpSettings::default()
     };
     let policy = settings.policy(service.shared());
-    let router =
-        crate::add_to(Builder::default(), service.shared(), settings.into(), Default::default());
+    let router = crate::add_to(Builder::default(), service.shared(), settings.into(), models());
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.build((), policy, fallbacks)
 }

@@ -1,13 +1,15 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of
-//! file descriptors, watched files, connections to other servers, child processes, control groups,
-//! the user of workers, the order of processes when memory runs out, threads and their scheduling,
-//! work in the background, the headers of tar archives, and messages to systemd.
+//! file descriptors, watched files, connections to other servers, child processes, limits that a
+//! process sets for itself, control groups, the user of workers, the order of processes when memory
+//! runs out, threads and their scheduling, work in the background, the headers of tar archives, and
+//! messages to systemd.
 
 pub mod background;
 pub mod blocking;
 pub mod children;
 pub mod client;
 pub mod clock;
+pub mod confinement;
 #[allow(unsafe_code)]
 pub mod control_groups;
 pub mod descriptors;

@@ -27,6 +27,7 @@ use pharos_listener as listener;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
 use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls};
+use pharos_openai::Models;
 use pharos_os::descriptors;
 use pharos_os::event_loops::EventLoops;
 use pharos_os::file_watch::{self, WatchedFiles};
@@ -55,6 +56,8 @@ pub(super) struct Listeners<'a> {
     pub(super) event_loops: EventLoops,
     /// When answers carry times.
     pub(super) timing: ResponseTiming,
+    /// The language models that clients have asked.
+    pub(super) models: Arc<Models>,
 }
 
 impl Listeners<'_> {
@@ -105,6 +108,7 @@ impl Listeners<'_> {
             budget: self.budget.clone(),
             event_loops: self.event_loops.clone(),
             timing: self.timing.clone(),
+            models: self.models.clone(),
         }
     }
 
@@ -129,8 +133,11 @@ impl Listeners<'_> {
         let mut connections = self.connections(Listener::Http, tls, most);
         connections.shares_port = clients.reuse_port;
         let service = self.service(guards, &guards.http);
+        let models = self.models.clone();
         let phases = self.phases.clone();
-        Ok(Box::new(move || Ok(http::serve(listener, service, settings, connections, phases))))
+        Ok(Box::new(move || {
+            Ok(http::serve(listener, service, settings, models, connections, phases))
+        }))
     }
 
     /// Binds the listener with OpenAI's API alone.
@@ -143,9 +150,10 @@ impl Listeners<'_> {
         let most = options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, tls, most);
         let service = self.service(guards, &guards.http);
+        let models = self.models.clone();
         let phases = self.phases.clone();
         Ok(Box::new(move || {
-            Ok(http::serve_openai(listener, service, settings, connections, phases))
+            Ok(http::serve_openai(listener, service, settings, models, connections, phases))
         }))
     }
 
@@ -195,7 +203,9 @@ impl Listeners<'_> {
             self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
         let service = self.service(guards, &guards.http);
-        let endpoints = http::cloud::Endpoints::new(service, self.http_settings(guards), platform);
+        let settings = self.http_settings(guards);
+        let models = self.models.clone();
+        let endpoints = http::cloud::Endpoints::new(service, settings, models, platform);
         let phases = self.phases.clone();
         Ok(Box::new(move || Ok(endpoints.serve(listener, connections, phases))))
     }

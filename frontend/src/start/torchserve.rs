@@ -14,6 +14,7 @@ use pharos_grpc as grpc;
 use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
+use pharos_openai::Models;
 use pharos_os::blocking;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
@@ -30,6 +31,7 @@ pub(super) struct PortSettings {
     pub(super) budget: Budget,
     pub(super) event_loops: EventLoops,
     pub(super) timing: ResponseTiming,
+    pub(super) models: Arc<Models>,
 }
 
 /// The endpoints of a plan and their models.
@@ -51,7 +53,7 @@ impl Endpoints {
         engine: &Engine,
         ports: PortSettings,
     ) -> Result<Self, String> {
-        let PortSettings { phases, server, budget, event_loops, timing } = ports;
+        let PortSettings { phases, server, budget, event_loops, timing, models } = ports;
         plan.begin(&plan.options.tslog.location(|_| None));
         addresses::check(&addresses::of_torchserve(&plan.options, &plan.settings))?;
         torchserve::check_addresses(&plan.settings)?;
@@ -68,7 +70,7 @@ impl Endpoints {
         );
         let service = engine.with_naming(registry.clone());
         let start = Start {
-            kserve: kserve(service.clone(), &plan.settings, &budget, &timing)?,
+            kserve: kserve(service.clone(), &plan.settings, models, &budget, &timing)?,
             service,
             uncounted: engine.with_naming(Arc::new(Uncounted)),
             metrics: engine.cache().clone(),
@@ -129,6 +131,7 @@ impl Endpoints {
 fn kserve(
     service: SharedService,
     settings: &Settings,
+    models: Arc<Models>,
     budget: &Budget,
     timing: &ResponseTiming,
 ) -> Result<Kserve, String> {
@@ -148,7 +151,7 @@ fn kserve(
     };
     let services = grpc::services(service.clone(), calls).map_err(|error| error.to_string())?;
     Ok(Kserve {
-        http: Box::new(move |policy, refused| http::router(service, http, policy, refused)),
+        http: Box::new(move |policy, refused| http::router(service, http, models, policy, refused)),
         grpc: services,
         with_reflection: |services, names| {
             grpc::with_reflection(services, names).map_err(|error| error.to_string())

@@ -249,8 +249,9 @@ def children(pid: int) -> list:
 
 
 def workers(pid: int) -> list:
-    """Returns the worker processes of a server, zombies included: its children, and those of its fork servers."""
-    processes = children(pid)
+    """Returns the worker processes of a server, zombies included: its children, without those that render chat templates, and those of
+    its fork servers."""
+    processes = [child for child in children(pid) if b"chat-template-process" not in command_line(child)]
     servers = fork_servers(pid)
     return [child for child in processes if child not in servers] + [copy for server in servers for copy in children(server)]
 

@@ -4,18 +4,22 @@ other clients are served meanwhile."""
 import concurrent.futures
 import contextlib
 import json
+import os
+import re
 import resource
 import shutil
+import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from harness.connections import connect, post, read_response
 from harness.gguf import write_model
 from harness.processes import resident_kb
-from harness.server import ROOT, Server, binary, kill_all, total
+from harness.server import ROOT, Server, binary, children, command_line, kill_all, total
 from harness.waiting import DEADLINE_S, eventually, join_all, run_for
 
 pytestmark = pytest.mark.alone
@@ -345,7 +349,6 @@ def test_a_hostile_template_is_refused(tmp_path):
         assert send(server, CHAT, chat("a"))[0] == 200
 
 
-@pytest.mark.xfail(strict=True, reason="lists that are added or shared are walked without fuel, on a thread that never ends")
 def test_no_template_runs_without_end(tmp_path):
     """Its work is limited, whatever the operation is."""
     with hostile(tmp_path, ENDLESS) as server, concurrent.futures.ThreadPoolExecutor() as pool:
@@ -353,7 +356,6 @@ def test_no_template_runs_without_end(tmp_path):
         assert [one.result()[0] for one in asked] == [400] * len(ENDLESS)
 
 
-@pytest.mark.xfail(strict=True, reason="the stack overflows when a deeply nested list is dropped, which ends the frontend")
 def test_no_template_ends_the_server(tmp_path):
     """A list of 300,000 levels."""
     with hostile(tmp_path, {"deep": DEEP}) as server:
@@ -361,7 +363,6 @@ def test_no_template_ends_the_server(tmp_path):
         assert server.process.poll() is None
 
 
-@pytest.mark.xfail(strict=True, reason="the memory of values is not limited: texts count by a unit for each 64 bytes, widths of formats not at all")
 @pytest.mark.parametrize("name", GREEDY)
 def test_no_template_fills_the_memory(tmp_path, name):
     """The values of a rendering are limited, as its output is."""
@@ -370,7 +371,6 @@ def test_no_template_fills_the_memory(tmp_path, name):
         send(server, CHAT, chat(model=name.replace(" ", "_")))
 
 
-@pytest.mark.xfail(strict=True, reason="chats with short messages are rendered on the thread that serves connections")
 @pytest.mark.parametrize("name", SLOW)
 def test_other_clients_do_not_wait_for_a_template(tmp_path, name):
     """It takes seconds although the messages are short."""
@@ -378,6 +378,32 @@ def test_other_clients_do_not_wait_for_a_template(tmp_path, name):
         send(server, CHAT, chat(model=name.replace(" ", "_")))
         with unharmed(server):
             send(server, CHAT, chat(model=name.replace(" ", "_")))
+
+
+def template_processes(server) -> list:
+    """Returns the processes of a server that render chat templates."""
+    return [child for child in children(server.process.pid) if b"chat-template-process" in command_line(child)]
+
+
+def test_a_template_has_one_process_with_limits(tmp_path):
+    """The first clients share it; it has no files, sockets and secrets, is replaced if it was killed, and ends with the server."""
+    with hostile(tmp_path, {}) as server:
+        assert template_processes(server) == []
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda number: send(server, CHAT, chat(f"n{number}")), range(8)))
+        assert [(status, f"n{number}" in text) for number, (status, text) in enumerate(answers)] == [(200, True)] * 8
+        (process,) = template_processes(server)
+        folder = Path("/proc", str(process))
+        assert sorted(os.listdir(folder / "fd")) == ["0", "1", "2"]
+        assert (folder / "environ").read_bytes().split(b"\0") == [b"MIMALLOC_ARENA_EAGER_COMMIT=0", b""]
+        limits = (folder / "limits").read_text()
+        for limit in [r"open files +3 +3 ", r"core file size +0 +0 ", r"stack size +8388608 +8388608 "]:
+            assert re.search(limit, limits), limits
+        assert resource.prlimit(process, resource.RLIMIT_DATA)[1] < 600 << 20
+        os.kill(process, signal.SIGKILL)
+        assert send(server, CHAT, chat("again"))[0] == 200
+        (process,) = template_processes(server)
+    eventually("the process of the template ends with the server", lambda: not Path("/proc", str(process)).exists())
 
 
 @pytest.mark.xfail(strict=True, reason="a whole response is parsed on the thread that serves connections, log probabilities that no client asked for too")

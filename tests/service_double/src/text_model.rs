@@ -16,6 +16,7 @@ pub(crate) const CHAT_TEMPLATE: &str =
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}";
 
 const CONFIG: &str = r#"
+    name: "text"
     backend: "python"
     model_transaction_policy { decoupled: true }
     input { name: "text_input" data_type: TYPE_STRING dims: [1] }

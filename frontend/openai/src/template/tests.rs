@@ -3,13 +3,22 @@
 use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::chat::ChatRequest;
+use crate::error::ApiError;
 
 const NOW: CivilTime = CivilTime { year: 2026, month: 7, day: 4, hour: 12, minute: 0, second: 0 };
 
 fn template(source: &str) -> ChatTemplate {
     let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
     let tokens = tokens.map(|(name, token)| (name.to_owned(), token.to_owned()));
-    ChatTemplate::new(TemplateSource::Single(source.to_owned()), tokens.into()).unwrap()
+    ChatTemplate::new(TemplateSource::Single(source.to_owned()), tokens.into(), None).unwrap()
+}
+
+/// Renders a prompt as the frontend and the process of a template do together.
+fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String, ApiError> {
+    let expectations = template.expectations();
+    let input = expectations.input(request, NOW)?;
+    expectations.prompt(request, template.render(&input).map_err(refused)?)
 }
 
 fn request(body: &Json) -> ChatRequest {
@@ -17,11 +26,11 @@ fn request(body: &Json) -> ChatRequest {
 }
 
 fn check(source: &str, body: Json, expected: &str) {
-    assert_eq!(template(source).render(&request(&body), NOW).unwrap(), expected);
+    assert_eq!(render(&template(source), &request(&body)).unwrap(), expected);
 }
 
 fn error(source: &str, body: Json) -> ApiError {
-    template(source).render(&request(&body), NOW).unwrap_err()
+    render(&template(source), &request(&body)).unwrap_err()
 }
 
 fn hi() -> Json {
@@ -63,7 +72,7 @@ fn chatml() {
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n\
          <|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n",
     );
-    assert_eq!(template(CHATML).content_form(), ContentForm::Text);
+    assert_eq!(template(CHATML).expectations().content_form(), ContentForm::Text);
     let mut body = hi();
     body["add_generation_prompt"] = json!(false);
     check(CHATML, body, "<|im_start|>user\nhi<|im_end|>\n");
@@ -335,9 +344,9 @@ fn forms_of_contents() {
     const PARTS: &str = "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}";
     const BOTH: &str = "{% for message in messages %}{% if message.content is string %}S{{ message.content }}{% else %}{% for part in message.content %}[{{ part['type'] }}:{{ part['text'] }}]{% endfor %}{% endif %}{% endfor %}";
     const PRINTED: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
-    assert_eq!(template(PARTS).content_form(), ContentForm::Parts);
-    assert_eq!(template(BOTH).content_form(), ContentForm::Both);
-    assert_eq!(template(PRINTED).content_form(), ContentForm::Text);
+    assert_eq!(template(PARTS).expectations().content_form(), ContentForm::Parts);
+    assert_eq!(template(BOTH).expectations().content_form(), ContentForm::Both);
+    assert_eq!(template(PRINTED).expectations().content_form(), ContentForm::Text);
     let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
     let body = json!({"messages": [
         {"role": "user", "content": "a"},
@@ -371,7 +380,7 @@ fn content_of_messages_with_tool_calls() {
 
 #[test]
 fn json_as_python_writes_it() {
-    let render = |filter: &str| {
+    let filtered = |filter: &str| {
         let mut body = hi();
         body["chat_template_kwargs"] = json!({"v": {
             "z": [1, -2.5, 1.0, 1e300, 0.00001, 12345678901234567890_u64, true, null],
@@ -379,17 +388,17 @@ fn json_as_python_writes_it() {
             "e": {},
             "l": [],
         }});
-        template(&format!("{{{{ v|tojson{filter} }}}}")).render(&request(&body), NOW).unwrap()
+        render(&template(&format!("{{{{ v|tojson{filter} }}}}")), &request(&body)).unwrap()
     };
     const LIST: &str = "[1, -2.5, 1.0, 1e+300, 1e-05, 12345678901234567890, true, null]";
     let text = r#""<'&\"\\\n\u0001é😀""#;
-    assert_eq!(render(""), format!("{{\"z\": {LIST}, \"a\": {text}, \"e\": {{}}, \"l\": []}}"));
-    assert!(render("(ensure_ascii=true)").contains(r#"\u0001\u00e9\ud83d\ude00""#));
-    assert!(render("(sort_keys=True)").starts_with("{\"a\": "));
-    assert!(render("(separators=(',', ':'))").starts_with("{\"z\":[1,-2.5,"));
-    assert!(render("(indent=2)").starts_with("{\n  \"z\": [\n    1,\n    -2.5,\n"));
-    assert!(render("(indent=2)").ends_with(",\n  \"e\": {},\n  \"l\": []\n}"));
-    assert!(render("(indent=none)").starts_with("{\"z\": [1, "));
+    assert_eq!(filtered(""), format!("{{\"z\": {LIST}, \"a\": {text}, \"e\": {{}}, \"l\": []}}"));
+    assert!(filtered("(ensure_ascii=true)").contains(r#"\u0001\u00e9\ud83d\ude00""#));
+    assert!(filtered("(sort_keys=True)").starts_with("{\"a\": "));
+    assert!(filtered("(separators=(',', ':'))").starts_with("{\"z\":[1,-2.5,"));
+    assert!(filtered("(indent=2)").starts_with("{\n  \"z\": [\n    1,\n    -2.5,\n"));
+    assert!(filtered("(indent=2)").ends_with(",\n  \"e\": {},\n  \"l\": []\n}"));
+    assert!(filtered("(indent=none)").starts_with("{\"z\": [1, "));
     let body = hi();
     assert!(error("{{ x|tojson }}", body.clone()).message.contains("undefined"));
     check("{{ tools|tojson }}{{ {1: 2}|tojson }}", body, "null{\"1\": 2}");
@@ -447,20 +456,22 @@ fn a_final_message_is_continued() {
 fn named_templates() {
     let named = |names: &[&str]| {
         let named = names.iter().map(|name| ((*name).to_owned(), format!("{name}!")));
-        ChatTemplate::new(TemplateSource::Named(named.collect()), BTreeMap::new())
+        ChatTemplate::new(TemplateSource::Named(named.collect()), BTreeMap::new(), None)
     };
     let both = named(&["default", "tool_use", "rag"]).unwrap();
-    assert_eq!(both.render(&request(&hi()), NOW).unwrap(), "default!");
-    assert_eq!(both.render(&request(&weather()), NOW).unwrap(), "tool_use!");
+    assert_eq!(render(&both, &request(&hi())).unwrap(), "default!");
+    assert_eq!(render(&both, &request(&weather())).unwrap(), "tool_use!");
     let single = named(&["x"]).unwrap();
-    assert_eq!(single.render(&request(&weather()), NOW).unwrap(), "x!");
+    assert_eq!(render(&single, &request(&weather())).unwrap(), "x!");
     let only_tools = named(&["tool_use", "rag"]).unwrap();
-    assert_eq!(only_tools.render(&request(&hi()), NOW).unwrap(), "tool_use!");
+    assert_eq!(render(&only_tools, &request(&hi())).unwrap(), "tool_use!");
     assert!(named(&[]).is_err());
     assert!(named(&["a", "b"]).is_err());
     let broken = TemplateSource::Single("{% if %}".to_owned());
     assert!(
-        ChatTemplate::new(broken, BTreeMap::new()).unwrap_err().contains("invalid chat template")
+        ChatTemplate::new(broken, BTreeMap::new(), None)
+            .unwrap_err()
+            .contains("invalid chat template")
     );
 }
 
@@ -468,7 +479,7 @@ fn named_templates() {
 fn limited_error(source: &str) -> ApiError {
     let mut template = template(source);
     template.environment.set_fuel(Some(100_000));
-    template.render(&request(&hi()), NOW).unwrap_err()
+    render(&template, &request(&hi())).unwrap_err()
 }
 
 #[test]
@@ -490,7 +501,7 @@ fn limits_of_work() {
 fn limits_of_the_output() {
     let long = "{% for i in range(18) %}{{ messages[0].content }}{% endfor %}";
     let body = json!({"messages": [{"role": "user", "content": "x".repeat(1 << 20)}]});
-    let long = template(long).render(&request(&body), NOW).unwrap_err();
+    let long = render(&template(long), &request(&body)).unwrap_err();
     assert!(long.message.contains("16777216 bytes"), "{}", long.message);
 }
 
