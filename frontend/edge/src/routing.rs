@@ -393,6 +393,7 @@ mod tests {
                 Route::ModelConfig,
                 Methods::get(names()).and_post(names()),
             )
+            .route("/stored/{id}", Route::ModelConfig, Methods::get(names()).and_delete(names()))
             .route("/repository/{*rest}", RouteOf::Path(last), Methods::post(names()))
             .route(
                 "/v2/models/{model}/versions/{version}/infer",
@@ -426,6 +427,8 @@ mod tests {
             ("GET", "/models/a%20b/1", (401, "ModelConfig"), (200, "a b 1")),
             ("POST", "/models/a/b?x=y", (401, "ModelConfig"), (200, "a b")),
             ("GET", "/models/%ff/1", (401, "ModelConfig"), (200, "none")),
+            ("DELETE", "/stored/a", (401, "ModelConfig"), (200, "a")),
+            ("POST", "/stored/a", (401, "ModelConfig"), (405, "wrong method")),
             ("PUT", "/models/a/1", (401, "ModelConfig"), (405, "wrong method")),
             ("GET", "/repository/a/b", (401, "RepositoryLoad"), (405, "wrong method")),
             ("POST", "/repository/a/b%2fc", (401, "RepositoryLoad"), (200, "a/b/c")),

@@ -3,8 +3,10 @@
 //! Most modules are pure: requests, chat templates, parsers of what models write, and responses
 //! have no sockets, threads, clocks or async code. Everything that reads bytes of a client is
 //! linear in their number and allocates nothing by a length that the client wrote. The others run
-//! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes, `contract` translates between
-//! requests and tensors, `generation` runs inferences, and `events` streams.
+//! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes,
+//! `chat_inference` begins chats, `contract`, `pooling` and `tokenizer` translate between requests
+//! and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
+//! chat in another form.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).

@@ -8,6 +8,7 @@ import time
 import openai
 import pydantic
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
 
 from harness.server import ROOT, Server, kill_all, total
 from harness.waiting import eventually
@@ -54,9 +55,9 @@ def client_of(server, base="/v1") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://{server.http}{base}", api_key="none", max_retries=0)
 
 
-def ask(client, text="one two three", model="words", **more):
+def ask(client, prompt="one two three", model="words", **more):
     """Sends a request."""
-    return client.responses.create(model=model, input=text, **more)
+    return client.responses.create(model=model, input=prompt, **more)
 
 
 def without_ids(response) -> dict:
@@ -70,9 +71,16 @@ def without_ids(response) -> dict:
     return body
 
 
+def validate(kind, body: dict):
+    """Checks that a body has all members of the type, and their types; the client itself accepts anything."""
+    pydantic.TypeAdapter(kind).validate_python(body)
+
+
 def streamed(client, **request) -> list:
     """Returns the events of a stream, and checks their numbers and that the last one is the whole response."""
     events = list(ask(client, stream=True, **request))
+    for event in events:
+        validate(ResponseStreamEvent, event.to_dict())
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[0].response.status == "in_progress" and events[0].response.output == []
@@ -101,6 +109,7 @@ def test_a_response(models, base):
         answer = ask(
             client, temperature=0.5, metadata={"a": "b"}, user="u", prompt_cache_key="k", safety_identifier="s", instructions="be brief"
         )
+    validate(Response, answer.to_dict())
     assert (answer.object, answer.status, answer.output_text) == ("response", "completed", "be brief one two three")
     assert answer.id == f"resp_{answer._request_id}", "the header and the body have one id"
     [item] = answer.output
@@ -143,7 +152,7 @@ def test_a_long_output_is_incomplete(client):
     """The limit of tokens ends the response and its last item."""
     whole = ask(client, max_output_tokens=2)
     assert (whole.status, whole.incomplete_details.reason, whole.completed_at) == ("incomplete", "max_output_tokens", None)
-    assert (whole.output_text, whole.output[0].status, whole.max_output_tokens) == ("one two ", "incomplete", 2)
+    assert (whole.output_text, whole.output[0].status, whole.max_output_tokens) == ("one two", "incomplete", 2)
     events = streamed(client, max_output_tokens=2)
     assert types(events) == [*MESSAGE, "incomplete"]
     assert ask(client, extra_body={"stop": "two"}).output_text == "one "
@@ -169,11 +178,11 @@ def test_calls_that_the_model_decides_on(client):
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     assert json.loads(call.arguments) == {"city": "Ulm"}
     assert call.id.startswith("fc_") and call.call_id.startswith("call_")
-    events = streamed(client, text=f"sure {CALL}", tools=TOOLS)
+    events = streamed(client, prompt=f"sure {CALL}", tools=TOOLS)
     assert types(events) == [*MESSAGE, *CALLED, "completed"]
     arguments = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
     assert json.loads(arguments) == {"city": "Ulm"}
-    events = streamed(client, text=f"{CALL} {CALL}", tools=TOOLS)
+    events = streamed(client, prompt=f"{CALL} {CALL}", tools=TOOLS)
     assert types(events) == [*CALLED, *CALLED, "completed"]
     [call] = ask(client, f"{CALL} {CALL}", tools=TOOLS, parallel_tool_calls=False).output
     assert call.type == "function_call"
@@ -234,7 +243,7 @@ def test_reasoning(client):
     assert reasoning.type == "reasoning" and reasoning.id.startswith("rs_") and reasoning.summary == []
     assert (reasoning.content[0].type, reasoning.content[0].text.strip()) == ("reasoning_text", "hm well")
     assert message.content[0].text.strip() == "so be it"
-    events = streamed(client, text=text, model="thinks")
+    events = streamed(client, prompt=text, model="thinks")
     assert types(events) == [*REASONING, *MESSAGE, "completed"]
     deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert "".join(deltas).strip() == "hm well"
@@ -317,6 +326,8 @@ def test_errors(client):
         with pytest.raises(openai.InternalServerError, match="failed at token 0"):
             ask(client, stream=stream, extra_body=fail_at(0))
     events = list(ask(client, stream=True, extra_body=fail_at(1)))
+    for event in events:
+        validate(ResponseStreamEvent, event.to_dict())
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert types(events) == [*MESSAGE, "failed"]
     failed = events[-1].response
@@ -374,5 +385,5 @@ def test_requests_are_counted_by_route(start):
     assert total(metrics, "pharos_requests_total", route="response", code="200") == 3
     assert total(metrics, "pharos_requests_total", route="response", code="404") == 1
     assert total(metrics, "pharos_requests_total", route="stored_response", code="404") == 1
-    assert total(metrics, "pharos_request_failures_total", route="response", reason="internal") == 1
+    assert total(metrics, "pharos_request_failures_total", route="response", reason="BACKEND") == 1
     assert total(metrics, "pharos_llm_generation_tokens_total", model="words") == 7

@@ -282,7 +282,7 @@ fn read_metadata(
             let allowed = format_args!("names of at most {MAX_METADATA_NAME_BYTES} bytes");
             return Err(invalid("metadata", name, allowed));
         }
-        if !value.as_str().is_some_and(|text| text.len() <= MAX_METADATA_VALUE_BYTES) {
+        if value.as_str().is_none_or(|text| text.len() > MAX_METADATA_VALUE_BYTES) {
             let allowed = format_args!("a string of at most {MAX_METADATA_VALUE_BYTES} bytes");
             return Err(invalid_value(&format!("metadata.{name}"), value, allowed));
         }
