@@ -133,7 +133,7 @@ impl<T> Methods<T> {
 #[derive(Clone, Copy)]
 pub struct Fallbacks {
     /// For an undeclared path.
-    pub not_found: fn() -> Response,
+    pub not_found: fn(&str) -> Response,
     /// For a declared path with an undeclared method.
     pub wrong_method: fn() -> Response,
     /// Without access to the route.
@@ -264,7 +264,7 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
         let request = incoming.request;
         let method = request.method().clone();
         let mut response = match found {
-            None => call.finish_unknown((self.0.fallbacks.not_found)()),
+            None => call.finish_unknown((self.0.fallbacks.not_found)(request.uri().path())),
             Some((methods, parameters)) => match methods.of(&method) {
                 Some(handler) => {
                     handler(self.0.state.clone(), call, Routed { parameters, request }).await
@@ -361,7 +361,7 @@ mod tests {
     }
 
     const FALLBACKS: Fallbacks = Fallbacks {
-        not_found: || with(StatusCode::NOT_FOUND, "not found"),
+        not_found: |_| with(StatusCode::NOT_FOUND, "not found"),
         wrong_method: || with(StatusCode::METHOD_NOT_ALLOWED, "wrong method"),
         refused: |refusal| with(StatusCode::UNAUTHORIZED, refusal.text),
     };

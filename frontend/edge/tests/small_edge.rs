@@ -59,7 +59,7 @@ fn response(status: StatusCode, text: impl Into<Body>) -> Response {
 fn routes(service: SharedService, settings: HttpSettings) -> Routes<Edge> {
     let policy = settings.policy(service);
     let fallbacks = Fallbacks {
-        not_found: || response(StatusCode::NOT_FOUND, "no such path"),
+        not_found: |_| response(StatusCode::NOT_FOUND, "no such path"),
         wrong_method: || response(StatusCode::METHOD_NOT_ALLOWED, "only POST is allowed"),
         refused: |refusal| answer_refusal(&refusal, refusal.text.clone()),
     };

@@ -128,6 +128,13 @@ pub fn serve_openai(
     http_service::serve(listener, dispatch, service, body_timeout, connections, phases)
 }
 
+/// Returns the answer for an unknown path, in the form of its API. The models of v1 are KServe's.
+fn not_found_at(path: &str) -> Response {
+    let is_openai = path.starts_with("/openai/")
+        || (path.starts_with("/v1/") && !path.starts_with("/v1/models"));
+    if is_openai { pharos_openai::not_found(path) } else { not_found() }
+}
+
 /// Returns the answer for an unknown path.
 fn not_found() -> Response {
     answer::error_text(StatusCode::NOT_FOUND, "Not Found")

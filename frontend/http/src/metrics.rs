@@ -50,7 +50,8 @@ pub fn router(service: SharedService) -> Routes<SharedService> {
     };
     let router =
         Builder::default().route("/metrics", Route::Metrics, Methods::get(handler(scrape)));
-    let fallbacks = Fallbacks { not_found: elsewhere, wrong_method, refused: |_| elsewhere() };
+    let fallbacks =
+        Fallbacks { not_found: |_| elsewhere(), wrong_method, refused: |_| elsewhere() };
     dashboard::add_to(router).build(service.clone(), Arc::new(OpenPolicy::new(service)), fallbacks)
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn build(
     refused: fn(Refusal) -> Response,
 ) -> Routes<Edge> {
     let fallbacks =
-        Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
+        Fallbacks { not_found: super::not_found_at, wrong_method: super::wrong_method, refused };
     let (service, settings) = (edge.service.clone(), edge.settings.clone());
     let router = pharos_openai::add_to(declared, service, settings, edge.models.clone());
     router.build(edge, policy, fallbacks)

@@ -6,7 +6,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use pharos::error::{Cause, ErrorCode, InferError, Reason};
 use pharos_edge::{Refusal, answer_error, answer_refusal};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 
 /// When a client may try again a request that the server cannot serve now, in seconds.
 const RETRY_AFTER_S: u32 = 1;
@@ -145,8 +145,9 @@ pub(crate) fn wrong_method() -> Response {
 }
 
 /// Returns the answer to an unknown path.
-pub(crate) fn not_found() -> Response {
-    let error = ApiError { status: 404, ..ApiError::invalid_request("there is no such path") };
+pub fn not_found(path: &str) -> Response {
+    let message = format!("there is no path {}", quoted(path));
+    let error = ApiError { status: 404, ..ApiError::invalid_request(message) };
     Failure { error, reason: Reason::Unsupported }.response()
 }
 

@@ -46,6 +46,7 @@ pub mod tokenize;
 mod tokenizer;
 pub mod tools;
 
+pub use answer::not_found;
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use error::ApiError;

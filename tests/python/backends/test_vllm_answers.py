@@ -147,7 +147,6 @@ def test_models_have_the_members_of_vllm(tiny):
     assert {"id", "object", "created", "owned_by"} <= set(model) and model["id"] == "tiny"
 
 
-@pytest.mark.xfail(strict=True, reason="a prompt that is too long has no code: OpenAI's clients and LiteLLM read context_length_exceeded")
 @pytest.mark.parametrize("body", [chat("cold " * 600), completion("cold " * 600)])
 def test_a_prompt_that_is_too_long_has_a_code(tiny, body):
     """Routers and agents shorten the prompt then."""
@@ -156,7 +155,6 @@ def test_a_prompt_that_is_too_long_has_a_code(tiny, body):
     assert answer["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.xfail(strict=True, reason="errors of the engine name no field, and call response_format structured_outputs")
 def test_an_error_of_a_schema_names_the_field_of_the_client(tiny):
     """The client has written response_format."""
     _, answer = ask(tiny, *REQUESTS["badschema"])

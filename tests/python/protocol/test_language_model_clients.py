@@ -215,7 +215,6 @@ def test_openai_streams_with_its_helper(words):
         assert {"chunk", "content.delta", "content.done"} == set(kinds)
 
 
-@pytest.mark.xfail(strict=True, reason="the chunk that begins a call has finish_reason too, if the model ends with it: the helper misses the end")
 def test_openai_sees_the_end_of_a_streamed_call(words):
     """OpenAI sends `finish_reason` in a chunk with an empty delta. Its helper needs that to report a whole call."""
     tools = [openai.pydantic_function_tool(Weather, name="weather")]
@@ -355,7 +354,6 @@ def test_litellm(words, litellm, provider):
 
 @needs_litellm
 @needs_engine
-@pytest.mark.xfail(strict=True, reason="the text of the error has none of the phrases of OpenAI by which LiteLLM finds it")
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_litellm_knows_a_prompt_that_is_too_long(words, litellm, provider):
     """Routers send such a request to a model with a longer context."""

@@ -406,7 +406,6 @@ def test_a_template_has_one_process_with_limits(tmp_path):
     eventually("the process of the template ends with the server", lambda: not Path("/proc", str(process)).exists())
 
 
-@pytest.mark.xfail(strict=True, reason="a whole response is parsed on the thread that serves connections, log probabilities that no client asked for too")
 def test_other_clients_do_not_wait_for_a_long_answer(attacked):
     """Many choices of many tokens in one response."""
     with unharmed(attacked):
@@ -431,7 +430,6 @@ COSTLY = {
 
 
 @needs_engine
-@pytest.mark.xfail(strict=True, reason="prompts and constraints are prepared on the thread of the engine, which generates nothing meanwhile")
 @pytest.mark.parametrize("name", COSTLY)
 def test_other_requests_of_the_model_do_not_wait_for_a_costly_one(attacked, name):
     """Requests of a few tokens, which take milliseconds otherwise."""
