@@ -620,7 +620,8 @@ async fn malformed_heads_are_counted() {
     let address = listener.local_addr().unwrap();
     let service = EchoService::default();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = serve(listener, service.shared(), Settings::default(), connections(), life);
+    let server =
+        serve(listener, service.shared(), Settings::default(), models(), connections(), life);
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -683,8 +684,14 @@ async fn shutdown_lets_requests_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server =
-        serve(listener, EchoService::default().shared(), Settings::default(), connections(), life);
+    let server = serve(
+        listener,
+        EchoService::default().shared(),
+        Settings::default(),
+        models(),
+        connections(),
+        life,
+    );
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head =
         format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
