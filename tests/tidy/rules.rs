@@ -144,7 +144,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "frontend/os/src/",
         floors: &[
-            independent(&["children", "control_groups", "worker_user"]),
+            independent(&["children", "confinement", "control_groups", "worker_user"]),
             independent(&[
                 "client",
                 "descriptors",

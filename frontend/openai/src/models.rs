@@ -16,7 +16,7 @@ use crate::answer::Failure;
 use crate::contract::Contract;
 use crate::error::ApiError;
 use crate::reasoning::ReasoningParser;
-use crate::renderer::{Launch, Renderer, Renderers};
+use crate::renderer::{Launch, NotCompiled, Renderer, Renderers};
 use crate::template::{TemplateSource, TokenizerConfig};
 use crate::tools::ToolParser;
 
@@ -346,8 +346,11 @@ async fn template_of(
             special_tokens.insert(token.to_owned(), text.clone());
         }
     }
-    let compiled = renderers.compile(name, source, special_tokens).await?;
-    compiled.map(Some).map_err(|why| broken(name, &format!("its chat template is invalid: {why}")))
+    let compiled = renderers.compile(name, source, special_tokens).await;
+    compiled.map(Some).map_err(|error| match error {
+        NotCompiled::Invalid(why) => broken(name, &format!("its chat template is invalid: {why}")),
+        NotCompiled::Failed(failure) => failure,
+    })
 }
 
 fn no_text(name: &str) -> ApiError {

@@ -94,6 +94,16 @@ impl fmt::Debug for Renderers {
     }
 }
 
+/// Why there is no [`Renderer`] of a template.
+#[derive(Debug)]
+pub(crate) enum NotCompiled {
+    /// What is wrong with the template, for logs.
+    Invalid(String),
+    /// Its process failed. A template that exceeds the limits with the short chats that find out
+    /// what it expects does so with every chat.
+    Failed(Failure),
+}
+
 /// Why there is no prompt.
 #[derive(Debug)]
 enum Fault {
@@ -117,17 +127,17 @@ impl Renderers {
         Arc::new(Self { launch, places, warnings: Mutex::default() })
     }
 
-    /// Compiles the template of a model. The inner error says what is wrong with the template, for
-    /// logs.
+    /// Compiles the template of a model and finds out what it expects.
     ///
     /// # Errors
-    /// The process of the template cannot be started or does not answer.
+    /// The template is invalid, or its process fails. After a failure with [`Reason::NotReady`],
+    /// another attempt may succeed.
     pub(crate) async fn compile(
         self: &Arc<Self>,
         model: &str,
         source: TemplateSource,
         special_tokens: BTreeMap<String, String>,
-    ) -> Result<Result<Renderer, String>, Failure> {
+    ) -> Result<Renderer, NotCompiled> {
         let setup = Setup { source, special_tokens, expectations: None };
         let mut owner = Owner {
             renderers: self.clone(),
@@ -136,22 +146,19 @@ impl Renderers {
             running: None,
         };
         let started = match owner.start().await {
+            // The system may have killed the process.
             Err(Fault::Ended(_)) => owner.start().await,
             started => started,
         };
         match started {
             Ok(running) => owner.keep(running),
-            Err(Fault::Invalid(why) | Fault::Refused(why)) => return Ok(Err(why)),
-            Err(Fault::LimitExceeded) => return Ok(Err(format!("it {}", exceeds_limits()))),
-            Err(Fault::Ended(how)) => return Ok(Err(format!("its process ends: {how}"))),
-            Err(fault @ (Fault::TimedOut | Fault::NotStarted(_))) => {
-                return Err(self.failure(model, fault));
-            }
+            Err(Fault::Invalid(why)) => return Err(NotCompiled::Invalid(why)),
+            Err(fault) => return Err(NotCompiled::Failed(self.failure(model, fault))),
         }
         let expectations = owner.setup.expectations.unwrap_or_default();
         let (jobs, queue) = mpsc::channel(QUEUE);
         tokio::spawn(owner.run(queue));
-        Ok(Ok(Renderer { renderers: self.clone(), model: model.into(), expectations, jobs }))
+        Ok(Renderer { renderers: self.clone(), model: model.into(), expectations, jobs })
     }
 
     /// Returns the failure of a request, and logs what is the operator's concern.
@@ -333,17 +340,6 @@ impl Owner {
 
     /// Starts a process with the template.
     async fn start(&mut self) -> Result<Running, Fault> {
-        match self.start_once().await {
-            // A template that exceeds the limits when it is asked what it expects.
-            Err(Fault::LimitExceeded) if self.setup.expectations.is_none() => {
-                self.expect(Expectations::default());
-                self.start_once().await
-            }
-            started => started,
-        }
-    }
-
-    async fn start_once(&mut self) -> Result<Running, Fault> {
         let place = self.renderers.places.take().await;
         let launch = self.renderers.launch.clone();
         let setup = self.setup.clone();
@@ -358,16 +354,12 @@ impl Owner {
                 let expectations = frames::expectations(&json)
                     .ok_or_else(|| Fault::Ended("its first answer is invalid".to_owned()))?;
                 if self.setup.expectations.is_none() {
-                    self.expect(expectations);
+                    Arc::make_mut(&mut self.setup).expectations = Some(expectations);
                 }
                 Ok(running)
             }
             Answer::Failed(why) => Err(Fault::Invalid(why)),
         }
-    }
-
-    fn expect(&mut self, expectations: Expectations) {
-        Arc::make_mut(&mut self.setup).expectations = Some(expectations);
     }
 }
 

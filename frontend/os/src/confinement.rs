@@ -61,7 +61,7 @@ fn used_processor_seconds() -> u64 {
     u64::try_from(used.tv_sec + started).unwrap_or(0)
 }
 
-/// Lowers a limit for good.
+/// Lowers a limit permanently.
 fn lower(resource: Resource, to: u64) -> io::Result<()> {
     let hard = getrlimit(resource).maximum;
     let limit = hard.map_or(to, |hard| to.min(hard));
@@ -86,9 +86,10 @@ mod tests {
 
     #[test]
     fn the_memory_that_counts_is_known() {
-        let before = data_bytes().unwrap();
-        let block = vec![1_u8; 64 << 20];
-        assert!(data_bytes().unwrap() >= before + (60 << 20), "{}", block.len());
+        // The optimiser would remove a block that nothing reads.
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let known = data_bytes().unwrap();
+        assert!(known >= block.len() as u64, "{known}");
     }
 
     #[test]

@@ -16,7 +16,6 @@ pub(crate) const CHAT_TEMPLATE: &str =
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}";
 
 const CONFIG: &str = r#"
-    name: "text"
     backend: "python"
     model_transaction_policy { decoupled: true }
     input { name: "text_input" data_type: TYPE_STRING dims: [1] }
@@ -41,7 +40,8 @@ const OTHER_CONFIG: &str = r#"
 
 /// Returns the configuration of the model `text`, or of the others.
 pub(crate) fn config(of_text: bool) -> ModelConfig {
-    let completion = Completion { backends: &["python"], ..Completion::default() };
+    let directory = if of_text { "text" } else { "" };
+    let completion = Completion { directory, backends: &["python"], ..Completion::default() };
     let text = if of_text { CONFIG } else { OTHER_CONFIG };
     Draft::from_text(text, "config.pbtxt")
         .and_then(|draft| draft.complete(&completion))

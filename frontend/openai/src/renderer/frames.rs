@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `S` | the template, as JSON; the first frame | what it expects, as JSON |
 //! | `R` | the variables of a prompt, as JSON | the text |
-//! | `E` | | why there is none: the template is invalid or refuses the messages |
+//! | `E` | | the error: the template is invalid or refuses the messages |
 //!
 //! Memory grows with the bytes that arrive, never by a length alone.
 

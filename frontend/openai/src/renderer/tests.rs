@@ -81,7 +81,10 @@ fn new() -> (Arc<Threads>, Arc<Renderers>) {
 
 async fn compile(renderers: &Arc<Renderers>, source: &str) -> Result<Renderer, String> {
     let source = TemplateSource::Single(source.to_owned());
-    renderers.compile("m", source, BTreeMap::new()).await.unwrap()
+    renderers.compile("m", source, BTreeMap::new()).await.map_err(|error| match error {
+        NotCompiled::Invalid(why) => why,
+        NotCompiled::Failed(failure) => failure.error.message,
+    })
 }
 
 async fn render(renderer: &Renderer, text: &str) -> Result<String, Failure> {
@@ -142,7 +145,7 @@ async fn a_process_that_cannot_compile_is_tried_twice() {
     assert!(compile(&renderers, CHATML).await.is_ok());
     threads.broken.store(2, Ordering::Relaxed);
     let why = compile(&renderers, CHATML).await.unwrap_err();
-    assert_eq!(why, "its process ends: broken");
+    assert_eq!(why, "the process of the chat template of the model 'm' ended: broken");
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ pub enum ContentForm {
     Both,
 }
 
-/// What the templates of a model expect. The default is for templates that did not reveal it.
+/// What the templates of a model expect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, DeriveSerialize, Deserialize)]
 pub struct Expectations {
     pub(super) default: Traits,
