@@ -123,6 +123,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["policy"]),
             independent(&[
                 "access",
+                "cors",
                 "deadline",
                 "load_report",
                 "renderings",

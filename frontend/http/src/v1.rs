@@ -55,9 +55,13 @@ fn list_of_models(router: Builder<Edge>) -> Builder<Edge> {
         // The prefix of KServe's runtimes for language models.
         .route("/openai/v1/models", Route::Models, get(list))
         .route("/openai/v1/models/{model}", Route::ModelReady, get(ready))
-        // The prefix of TorchServe's handler of vLLM.
+        // Paths with the model in them, for clients whose base URL has it.
         .route("/predictions/{model}/v1/models", Route::Models, get(list))
-        .route("/predictions/{model}/{version}/v1/models", Route::Models, get(list))
+        .route(
+            "/predictions/{model}/{version}/v1/models",
+            RouteOf::Path(pharos_openai::route_of_prediction),
+            get(list),
+        )
 }
 
 /// Returns the route of a model's path. A last segment with a colon or an escape may end with

@@ -169,8 +169,8 @@ impl Edge {
         Ok(name)
     }
 
-    /// Checks that the version in a path is the one that is served. TorchServe's versions have a
-    /// fraction.
+    /// Checks that the version in a path is the one that is served. A version may have a fraction of
+    /// zero.
     fn check_version(&self, name: &str, version: &str) -> Result<(), Failure> {
         let number = version.strip_suffix(".0").unwrap_or(version);
         let wanted = self.service.model_config(name, number)?;

@@ -54,7 +54,7 @@ pub use json::{MAX_DEPTH, MAX_VALUES};
 pub use models::{Adapter, Models};
 pub use prompt::Prompt;
 pub use responses::request::ResponsesRequest;
-pub use routes::add_to;
+pub use routes::{add_to, route_of_prediction};
 
 #[cfg(test)]
 mod tests;

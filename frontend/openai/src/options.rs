@@ -39,7 +39,7 @@ pub struct StreamOptions {
 pub struct RequestOptions {
     /// The name of the model; `None` means the server's only model.
     pub model: Option<String>,
-    /// The version in the path of the request, as TorchServe's paths have it.
+    /// The version in the path of the request.
     pub version: Option<String>,
     /// Set if the response is a stream.
     pub stream: Option<StreamOptions>,

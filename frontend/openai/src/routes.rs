@@ -4,12 +4,28 @@ use std::sync::Arc;
 
 use pharos::service::{Route, SharedService};
 use pharos_edge::http_settings::HttpSettings;
-use pharos_edge::routing::{Builder, Fallbacks, Methods, handler};
+use pharos_edge::routing::{Builder, Fallbacks, Methods, RouteOf, handler};
 
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::Edge;
 use crate::models::Models;
 use crate::{chat_completions, completions, embeddings, responses, scores, tokenize};
+
+/// Returns the route of a path with a model in it. `.` names no model, so that a path has one
+/// spelling.
+pub fn route_of_prediction(path: &str) -> Route {
+    let model = path.split('/').nth(2).unwrap_or_default();
+    if model == "." || model.eq_ignore_ascii_case("%2e") {
+        return Route::Unknown;
+    }
+    match path.rsplit('/').next() {
+        Some("completions") if path.ends_with("/chat/completions") => Route::ChatCompletion,
+        Some("completions") => Route::Completion,
+        Some("embeddings") => Route::Embeddings,
+        Some("models") => Route::Models,
+        _ => Route::Unknown,
+    }
+}
 
 /// Adds the paths of OpenAI's API to the table of a port. `models` remembers the models that were
 /// asked.
@@ -67,15 +83,16 @@ where
         let embeddings = Methods::post(handler(embeddings::answer));
         declared = declared.route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
     }
-    // The paths of TorchServe's handler of vLLM.
+    // Paths with the model in them, for clients whose base URL has it.
     for prefix in ["/predictions/{model}/v1", "/predictions/{model}/{version}/v1"] {
+        let route = RouteOf::Path(route_of_prediction);
         let chat = Methods::post(handler(chat_completions::answer));
         let completion = Methods::post(handler(completions::answer));
         let embeddings = Methods::post(handler(embeddings::answer));
         declared = declared
-            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
-            .route(&format!("{prefix}/completions"), Route::Completion, completion)
-            .route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
+            .route(&format!("{prefix}/chat/completions"), route, chat)
+            .route(&format!("{prefix}/completions"), route, completion)
+            .route(&format!("{prefix}/embeddings"), route, embeddings);
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)

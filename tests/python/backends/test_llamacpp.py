@@ -307,7 +307,7 @@ def test_requests_beyond_the_sequences_wait_in_the_server(tiny):
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"prompt": "cold " * CONTEXT}, f"context of the model is {CONTEXT} tokens"),
+        ({"prompt": "cold " * CONTEXT}, f"maximum context length is {CONTEXT} tokens"),
         ({"prompt": "x", "extra_body": {"bad_words": ["a"]}}, "does not support bad_words"),
         ({"prompt": "x", "logit_bias": {"99999999999": 1}}, "logit_bias"),
     ],

@@ -140,7 +140,7 @@ def test_shorter_vectors_of_models_that_were_trained_for_them(client):
 def test_long_texts_are_refused_or_cut(client):
     """A text beyond the context is an error with both numbers, unless the client lets it be cut."""
     long = " ".join(["one"] * 100)
-    with pytest.raises(openai.BadRequestError, match="the text has 101 tokens, and the context of the model is 64"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens, and the text has 101"):
         client.embeddings.create(model="last", input=long)
     answer = client.embeddings.create(model="last", input=long, extra_body={"truncate_prompt_tokens": -1})
     assert answer.usage.prompt_tokens == 64

@@ -88,8 +88,22 @@ def form(value, path="") -> dict:
     return places
 
 
+def without_tokens(answer):
+    """Returns an answer whose objects by token, which depend on the weights, have one member with the name `TOKEN`."""
+    match answer:
+        case dict():
+            members = {name: without_tokens(value) for name, value in answer.items()}
+            for name in ("top_logprobs", "prompt_logprobs"):
+                if isinstance(members.get(name), list):
+                    members[name] = [one and {"TOKEN": next(iter(one.values()))} if isinstance(one, dict) else one for one in members[name]]
+            return members
+        case list():
+            return [without_tokens(one) for one in answer]
+    return answer
+
+
 def differences(theirs: dict, ours: dict) -> dict:
     """Returns the places at which two answers differ: place -> their type and ours, `absent` for a missing one."""
-    one, other = form(theirs), form(ours)
+    one, other = form(without_tokens(theirs)), form(without_tokens(ours))
     pairs = {place: (one.get(place, "absent"), other.get(place, "absent")) for place in one | other}
     return {place: pair for place, pair in pairs.items() if pair[0] != pair[1]}

@@ -16,9 +16,7 @@ ERRORS = {
 STATUSES = {
     "bestof": (400, "best_of", "vLLM ignores best_of since its removal. A value that has no effect is refused here."),
     "ctx3": (200, "", "vLLM refuses a max_tokens above the context, but caps it if only prompt and max_tokens exceed it. Here both are capped."),
-    "echo0": (400, "max_tokens", "No engine returns probabilities of prompts yet."),
     "guided_removed": (400, "guided_choice", "vLLM ignores the field since its removal, and the text is not constrained."),
-    "nomodel": (400, "model", "A server of vLLM has one model; this one can have many."),
     "priority": (400, "priority", "vLLM documents an error without priority scheduling, but answers 200."),
     "stopmany": (200, "", "vLLM allows 4 stop strings (VLLM_MAX_STOP_STRINGS), this server 16."),
     "tools_named": (200, "", "vLLM needs a parser. The schema of the function is enforced here, so that nothing has to be parsed."),

@@ -16,6 +16,7 @@ GUIDES = {
     "Access control": "guides/security.md", "Client timeouts": "guides/limits.md", "Metric logs": "metrics/tslog.md",
     "Logging": "guides/production.md#the-log", "Tracing": "guides/traces.md", "SageMaker": "guides/cloud-platforms.md#sagemaker",
     "Vertex AI": "guides/cloud-platforms.md#vertex-ai",
+    "OpenAI's API": "guides/language-models.md#ports",
 }  # fmt: skip
 """The page that describes the flags of each section of the help."""
 

@@ -316,6 +316,8 @@ def test_every_endpoint_has_an_example():
     methods = [("POST" if re.search(" -X POST | -d ", line) else "GET", line) for line in sent]
     sent = {(path, method) for method, line in methods for path in re.findall(r":80(?:00|82)(/\S*)", line)}
     missing = []
+    # The server of the page has no language model.
+    rows = [(path, methods) for path, methods in rows if not path.startswith("/predictions/")]
     for path, methods in rows:
         pattern = re.sub(r"\[(.*?)\]", r"(\1)?", path)
         pattern = re.sub(r"NAME|REGION|\bV\b", "[a-z0-9_]+", pattern)

@@ -23,9 +23,16 @@ OTHER_FLAGS = {
     "--pid", "--gpus", "--device", "--build-arg", "--health-cmd", "--stop-timeout", "--no-deps", "--platform", "--only-binary",
     "--perf-analyzer-path", "--model",
     "--tokenizer", "--tool-call-parser", "--openai-restricted-api", "--max-model-len", "--api-key", "--served-model-name",
-    "--reasoning-parser", "--chat-template",
+    "--reasoning-parser", "--chat-template", "--base-url",
+    "--alias", "--api-key-file", "--backend", "--cache-prompt", "--chat-template-file", "--data-parallel-size",
+    "--default-max-tokens", "--dtype", "--enable-auto-tool-choice", "--enable-kserve-frontends", "--enable-lora",
+    "--enable-prefix-caching", "--enable-request-id-headers", "--enforce-eager", "--generation-config",
+    "--gpu-memory-utilization", "--host", "--jinja", "--kserve-grpc-port", "--kserve-http-port", "--kv-cache-dtype",
+    "--lora-modules", "--lora-separator", "--max-num-seqs", "--mmproj", "--otlp-traces-endpoint", "--port",
+    "--quantization", "--reasoning-format", "--ssl-certfile", "--ssl-keyfile", "--tensor-parallel-size",
+    "--tritonserver-log-verbose-level",
 }  # fmt: skip
-"""Flags of vLLM and of Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of vLLM, llama-server and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 
@@ -117,7 +124,7 @@ def test_every_http_endpoint_is_listed():
         # Triton's paths with the name of a repository, which has no effect or is refused.
         if (method, route) == ("GET", "Infer") or "/somewhere/" in path:
             continue
-        names = {r"/(m|other)(?=[/:]|$)": "/NAME", r"/versions/1\b": "/versions/V", r"/responses/r\b": "/responses/ID", "/r/": "/REGION/"}
+        names = {r"/(m|other)(?=[/:]|$)": "/NAME", r"/versions/1\b": "/versions/V", r"/responses/r\b": "/responses/ID", "/r/": "/REGION/", "/NAME/1/v1/": "/NAME/V/v1/"}
         for sent, name in names.items():
             path = re.sub(sent, name, path)
         served.add((method, path, part))
@@ -135,7 +142,7 @@ def test_every_grpc_call_is_listed():
 
 NUMBERS = {
     1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 6: "ALREADY_EXISTS",
-    12: "UNIMPLEMENTED", 13: "INTERNAL", 14: "UNAVAILABLE",
+    8: "RESOURCE_EXHAUSTED", 12: "UNIMPLEMENTED", 13: "INTERNAL", 14: "UNAVAILABLE",
 }  # fmt: skip
 
 

@@ -275,12 +275,10 @@ def test_a_hostile_head_is_one_request(attacked, head, status, part):
 
 
 def test_an_id_adds_no_event_to_a_stream(attacked):
-    """The id of the body is part of each event, as JSON."""
+    """The id of the body is part of each event, and of log lines: it has no line breaks."""
     body = json.dumps(chat(stream=True, request_id="a\n\ndata: injected\r\n")).encode()
     status, text = attacked.ask("POST", CHAT, body)
-    events = text.split("\n\n")
-    assert status == 200 and events[-2:] == ["data: [DONE]", ""]
-    assert all(json.loads(event.removeprefix("data: "))["id"] == "chatcmpl-a\n\ndata: injected\r\n" for event in events[:-2])
+    assert status == 400 and json.loads(text)["error"]["param"] == "request_id"
 
 
 def test_a_tenant_of_another_token_is_not_charged(start, tmp_path):
