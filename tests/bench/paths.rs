@@ -397,6 +397,7 @@ fn load_report_paths(criterion: &mut Criterion) {
         busy_ns: 700_000_000,
         succeeded: 1000,
         queue_ns: 5_000_000,
+        engines: Default::default(),
     };
     let mut sample = load_report::Sample {
         cpu: Some(0.25),

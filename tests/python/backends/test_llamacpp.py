@@ -14,20 +14,11 @@ import openai
 import pytest
 
 from harness.gguf import CONTEXT_LENGTH, COUNT, SIDES, write_model
-from harness.server import ROOT, Server, binary, kill_all, total
+from harness.llamacpp import CONTEXT, MAX_SEQUENCES, SETTINGS, client_of, needs_llamacpp
+from harness.server import ROOT, Server, kill_all, total
 from harness.waiting import DEADLINE_S, eventually, pause_as_client
 
-LIBRARY = binary().parent / "backends/llamacpp/libpharos_llamacpp.so"
-pytestmark = pytest.mark.skipif(
-    not LIBRARY.is_file(), reason=f"{LIBRARY} is not built: `make llamacpp` builds it, with a C++ compiler"
-)
-MAX_SEQUENCES, CONTEXT = 4, 512
-SETTINGS = f"""
-backend: "llamacpp"
-parameters {{ key: "max_sequences" value: {{ string_value: "{MAX_SEQUENCES}" }} }}
-parameters {{ key: "threads" value: {{ string_value: "1" }} }}
-parameters {{ key: "context_length" value: {{ string_value: "{CONTEXT}" }} }}
-"""
+pytestmark = needs_llamacpp
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +34,6 @@ def tiny(tmp_path_factory):
     server.wait_until_ready()
     yield server
     kill_all([server])
-
-
-def client_of(server, **more) -> openai.OpenAI:
-    """Returns OpenAI's client, which does not repeat requests."""
-    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0, **more)
 
 
 @pytest.fixture

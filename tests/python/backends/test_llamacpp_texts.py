@@ -10,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from backends.test_llamacpp import LIBRARY, SETTINGS, client_of
 from harness.gguf import COUNT, embedding_width, vocabulary, write_adapter, write_model, write_scorer
+from harness.llamacpp import SETTINGS, client_of, needs_llamacpp
 from harness.server import Server, kill_all, total
 
-pytestmark = pytest.mark.skipif(
-    not LIBRARY.is_file(), reason=f"{LIBRARY} is not built: `make llamacpp` builds it, with a C++ compiler"
-)
+pytestmark = needs_llamacpp
 IDS = {text: number for number, (text, _) in enumerate(vocabulary())}
 BOS = 1
 

@@ -289,17 +289,17 @@ def test_outputs_unlike_their_configuration_are_passed_on(served, what):
     assert error in refused(served, "strict", do=what)
 
 
-@pytest.mark.parametrize("code", [-1, 10, 12345, 2**31 - 1])
+@pytest.mark.parametrize("code", [-1, 11, 12345, 2**31 - 1])
 def test_invalid_codes(served, code):
     """An invalid code is an internal error."""
     assert refused(served, "plain", do="code", code=code) == f"the backend returned {code}, which is not a valid code"
 
 
 def test_codes_become_statuses(served):
-    """Each of the nine codes has a status in both protocols."""
-    http = {1: 400, 2: 500, 3: 404, 4: 400, 5: 503, 6: 501, 7: 400, 8: 400, 9: 504}
+    """Each of the ten codes has a status in both protocols."""
+    http = {1: 400, 2: 500, 3: 404, 4: 400, 5: 503, 6: 501, 7: 400, 8: 400, 9: 504, 10: 429}
     grpc = ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "UNIMPLEMENTED", "ALREADY_EXISTS"]
-    grpc += ["CANCELLED", "DEADLINE_EXCEEDED"]
+    grpc += ["CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"]
     tensors = [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}]
     for code, status in http.items():
         body = {"inputs": tensors, "parameters": {"do": "fail_batch", "code": code}}

@@ -450,7 +450,7 @@ def test_a_backend_directory_of_triton(place, tmp_path):
     with place.server(f"--backend-directory={compiled}") as server:
         check_ready(server, "m")
         assert f"--backend-directory is ignored: '{compiled}' does not exist" in server.log.read_text()
-        assert "available: builtin, onnxruntime, tract, python" in loaded(server, "mine")["mine"][1]
+        assert "available: builtin, onnxruntime, tract, onnxruntime_genai, python" in loaded(server, "mine")["mine"][1]
     for name in ("onnxruntime", "mine"):
         (compiled / name).mkdir(parents=True)
         (compiled / name / f"libtriton_{name}.so").write_bytes(b"")
@@ -483,7 +483,7 @@ def test_backend_directory(place):
         outcome = loaded(server, "nothing", "executable", "coded", "own")
         assert outcome["nothing"][0] == "UNAVAILABLE"
         assert (
-            "backend 'empty' of model 'nothing' is not available here; available: builtin, onnxruntime, tract, python, pytorch, "
+            "backend 'empty' of model 'nothing' is not available here; available: builtin, onnxruntime, tract, onnxruntime_genai, python, pytorch, "
             f"sklearn, torchserve, vllm, xgboost, code, native; '{place.backends}/empty' does not hold libpharos_empty.so, pharos-worker-empty or "
             "model.py"
         ) in outcome["nothing"][1]

@@ -49,12 +49,10 @@ impl<'a> Counter<'a> {
                 (
                     "minItems" | "maxItems" | "minContains" | "maxContains",
                     Value::Number(number),
-                ) => {
-                    if number.as_f64().is_some_and(|number| number > MAX_ITEMS as f64) {
-                        return Err(format!(
-                            "{name} {number} is not allowed: it must be at most {MAX_ITEMS}"
-                        ));
-                    }
+                ) if number.as_f64().is_some_and(|number| number > MAX_ITEMS as f64) => {
+                    return Err(format!(
+                        "{name} {number} is not allowed: it must be at most {MAX_ITEMS}"
+                    ));
                 }
                 ("anyOf" | "oneOf", Value::Array(list)) => {
                     let mut sum: u64 = 0;

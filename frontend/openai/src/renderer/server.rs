@@ -10,7 +10,7 @@ use crate::template::ChatTemplate;
 /// gets the processor time that it may need, in seconds.
 ///
 /// # Errors
-/// The input is not from [`super::Renderers`], or a stream or the limit fails.
+/// The input is not from the renderer of a frontend, or a stream or the limit fails.
 pub fn serve(
     mut input: impl Read,
     mut output: impl Write,
