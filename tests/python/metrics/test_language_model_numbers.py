@@ -12,7 +12,7 @@ from harness.browser import Browser
 from harness.prometheus import promtool
 from harness.server import EXAMPLES, ROOT, binary, total
 from harness.waiting import DEADLINE_S, eventually, every
-from metrics.test_objectives import alert, case, counts, rules, series
+from metrics.objective_rules import alert, case, counts, rules, series
 
 MODELS = ROOT / "examples/language_model/models"
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())

@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,8 +16,9 @@ from harness import prometheus
 from harness.inference import one
 from harness.models import IO
 from harness.prometheus import promtool
-from harness.server import ROOT, binary, samples, total
+from harness.server import ROOT, samples, total
 from harness.waiting import DEADLINE_S, eventually
+from metrics.objective_rules import alert, case, counts, rules, series, value
 from python_backend.worker import PYTHON, has_worker
 
 needs_prometheus = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
@@ -58,16 +58,6 @@ class TritonPythonModel:
         return [utils.InferenceResponse([utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
 """
 """A model that does not look whether its request is cancelled."""
-
-
-def counts(metrics: dict, name: str) -> dict:
-    """Returns (model, slo, sli) -> value of a family."""
-    found = {}
-    for (family, pairs), value in metrics.items():
-        if family == name:
-            labels = dict(pairs)
-            found[labels["model"], labels["slo"], labels["sli"]] = value
-    return found
 
 
 def test_every_request_is_counted_exactly(start, tmp_path):
@@ -221,46 +211,11 @@ def test_sighup_changes_objectives(start, tmp_path):
     assert reload("mode: both\n", "slo quick, slo identity") == {}
 
 
-def rules(file) -> subprocess.CompletedProcess:
-    command = [binary(), "slo", "rules", f"--metrics-config={file}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-
-
 def test_rules_need_objectives(tmp_path):
     """The message says what is missing."""
     result = rules(ROOT / "metrics.yaml")
     assert (result.returncode, result.stdout) == (1, "")
     assert "it defines no objectives; add them as `slos`" in result.stderr
-
-
-SERIES = 'pharos_slo_{}_total{{job="pharos",instance="{}",slo="{}",sli="{}",model="m",version="1"}}'
-
-
-def series(instance: str, slo: str, sli: str, good: str, every: str) -> str:
-    """Returns the input series of an objective, as promtool writes them."""
-    lines = [(SERIES.format("good_requests", instance, slo, sli), good), (SERIES.format("requests", instance, slo, sli), every)]
-    return "".join(f"      - series: '{name}'\n        values: '{values}'\n" for name, values in lines)
-
-
-def alert(at: str, *severities: str) -> str:
-    """Returns the expectation that exactly these alerts of the objective fire."""
-    text = f"      - eval_time: {at}\n        alertname: PharosSloBudgetBurn\n        exp_alerts:"
-    labels = "slo: fast, sli: latency, model: m"
-    fired = [f"\n          - exp_labels: {{severity: {severity}, {labels}}}" for severity in severities]
-    return text + ("".join(fired) or " []") + "\n"
-
-
-def case(inputs: str, alerts: str, expressions: str = "") -> str:
-    text = f"  - interval: 1m\n    input_series:\n{inputs}"
-    text += f"    alert_rule_test:\n{alerts}" if alerts else ""
-    return text + (f"    promql_expr_test:\n{expressions}" if expressions else "")
-
-
-def value(expression: str, at: str, expected: float) -> str:
-    return (
-        f"      - expr: round({expression}, 0.0001)\n        eval_time: {at}\n"
-        f"        exp_samples: [{{labels: '{{slo=\"fast\",sli=\"latency\",model=\"m\"}}', value: {expected}}}]\n"
-    )
 
 
 @needs_prometheus
