@@ -57,6 +57,8 @@ pub struct Models {
 struct Known {
     /// Identifies the load.
     config: Weak<ModelConfig>,
+    /// The names of its adapters. The list of models reads them without the chat template.
+    adapters: OnceCell<Result<Vec<String>, Failure>>,
     /// What the files say. The first requests read them once, together.
     files: OnceCell<Files>,
 }
@@ -100,31 +102,39 @@ impl Models {
             Ok(config) => return self.read(service, name, config).await,
             Err(error) => error,
         };
-        self.find_adapter(service, name).await.ok_or_else(|| unknown.into())
+        let Some(base) = self.find_base(service, name).await else { return Err(unknown.into()) };
+        let config = service.model_config(&base, "")?;
+        self.read(service, &base, config.clone()).await?;
+        let known = self.entry(&base, &config);
+        let adapted = known.files.get().and_then(|files| files.adapters.get(name).cloned());
+        adapted.ok_or_else(|| unknown.into())
     }
 
     /// Returns the name of the model that a client names: itself, or by one of its adapters.
     pub async fn base_of(&self, service: &dyn Service, name: &str) -> String {
-        let is_model = service.model_config(name, "").is_ok();
-        let adapted = match is_model {
-            true => None,
-            false => self.find_adapter(service, name).await,
+        let base = match service.model_config(name, "") {
+            Ok(_) => None,
+            Err(_) => self.find_base(service, name).await,
         };
-        adapted.map_or_else(|| name.to_owned(), |model| model.contract.model().to_owned())
+        base.unwrap_or_else(|| name.to_owned())
     }
 
     /// Returns the adapters of the models that are ready, in the order of models and names.
     pub async fn adapters(&self, service: &dyn Service) -> Vec<Adapter> {
-        self.read_all(service).await;
-        let models = self.known.lock();
-        let current = models.iter().filter(|(name, known)| known.is_current(service, name));
-        let adapters = current.flat_map(|(model, known)| {
-            let adapters = known.files.get().into_iter().flat_map(|files| files.adapters.keys());
-            let names = adapters.cloned();
-            names.map(|name| Adapter { name, model: model.clone() })
-        });
-        let mut adapters: Vec<Adapter> = adapters.collect();
-        adapters.sort_by(|one, other| (&one.model, &one.name).cmp(&(&other.model, &other.name)));
+        let mut adapters = Vec::new();
+        let index = service.repository_index(true).await.unwrap_or_default();
+        let models: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
+        for model in models {
+            if let Ok(config) = service.model_config(&model, "")
+                && Contract::of(&config).is_some()
+            {
+                let known = self.entry(&model, &config);
+                // A failure is the answer to requests to the model.
+                let names = known.adapters(service, &model).await.unwrap_or_default();
+                let of_model = |name| Adapter { name, model: model.clone() };
+                adapters.extend(names.into_iter().map(of_model));
+            }
+        }
         adapters
     }
 
@@ -143,32 +153,10 @@ impl Models {
         served.next().is_none().then_some(first)
     }
 
-    async fn find_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {
-        if let Some(found) = self.known_adapter(service, name) {
-            return Some(found);
-        }
-        self.read_all(service).await;
-        self.known_adapter(service, name)
-    }
-
-    fn known_adapter(&self, service: &dyn Service, name: &str) -> Option<Arc<TextModel>> {
-        let models = self.known.lock();
-        let mut current = models.iter().filter(|(model, known)| known.is_current(service, model));
-        current.find_map(|(_, known)| known.files.get()?.adapters.get(name).cloned())
-    }
-
-    /// Reads the models that generate text and that were not read yet.
-    async fn read_all(&self, service: &dyn Service) {
-        let index = service.repository_index(true).await.unwrap_or_default();
-        let names: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
-        for name in names {
-            if let Ok(config) = service.model_config(&name, "")
-                && Contract::of(&config).is_some()
-            {
-                // A failure is in the log, and the answer to the first request to the model.
-                let _ = self.read(service, &name, config).await;
-            }
-        }
+    /// Returns the model that has an adapter with this name.
+    async fn find_base(&self, service: &dyn Service, name: &str) -> Option<String> {
+        let mut adapters = self.adapters(service).await.into_iter();
+        adapters.find_map(|adapter| (adapter.name == name).then_some(adapter.model))
     }
 
     async fn read(
@@ -182,7 +170,7 @@ impl Models {
             let model =
                 TextModel::read(service, &self.renderers, name, &config).await.map(Arc::new);
             let names = match &model {
-                Ok(_) => adapters_of(service, name).await,
+                Ok(_) => known.adapters(service, name).await,
                 Err(_) => Ok(Vec::new()),
             };
             let (model, names) = match names {
@@ -191,11 +179,7 @@ impl Models {
             };
             match model {
                 // It may succeed with the next request.
-                Err(failure)
-                    if matches!(failure.reason, Reason::NotReady | Reason::UnknownModel) =>
-                {
-                    Err(failure)
-                }
+                Err(failure) if is_transient(&failure) => Err(failure),
                 model => Ok(Files::new(model, names)),
             }
         });
@@ -210,7 +194,8 @@ impl Models {
         {
             return known.clone();
         }
-        let known = Known { config: Arc::downgrade(config), files: OnceCell::new() };
+        let config = Arc::downgrade(config);
+        let known = Known { config, adapters: OnceCell::new(), files: OnceCell::new() };
         let known = Arc::new(known);
         // Models that are not loaded any more.
         models.retain(|_, known| known.config.strong_count() > 0);
@@ -230,11 +215,21 @@ impl Files {
 }
 
 impl Known {
-    /// Whether it is the model as it is loaded now.
-    fn is_current(&self, service: &dyn Service, name: &str) -> bool {
-        let now = service.model_config(name, "");
-        now.is_ok_and(|config| self.config.as_ptr() == Arc::as_ptr(&config))
+    /// Returns the names of the adapters, in their order.
+    async fn adapters(&self, service: &dyn Service, name: &str) -> Result<Vec<String>, Failure> {
+        let read = self.adapters.get_or_try_init(|| async {
+            match adapters_of(service, name).await {
+                Err(failure) if is_transient(&failure) => Err(failure),
+                read => Ok(read),
+            }
+        });
+        read.await?.clone()
     }
+}
+
+/// Whether the files of a model may be read with the next request.
+fn is_transient(failure: &Failure) -> bool {
+    matches!(failure.reason, Reason::NotReady | Reason::UnknownModel)
 }
 
 /// Returns the names of the adapters of a model.

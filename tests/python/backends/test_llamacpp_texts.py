@@ -289,3 +289,25 @@ def test_an_adapter_has_a_name_like_a_model(server, client):
     assert total(server.scrape(), "nv_inference_request_success", model="to-nine") == 0
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="to-ten", prompt="one")
+
+
+def test_the_model_can_be_part_of_the_path(server):
+    """The base URL of TorchServe's handler of vLLM. The body need not name the model, and its version is the one that is served."""
+    for path in ("/predictions/tiny/v1", "/predictions/tiny/1.0/v1", "/predictions/tiny/1/v1"):
+        answer = send(server, f"{path}/completions", prompt="one", max_tokens=1, temperature=0)
+        assert (answer["model"], answer["choices"][0]["text"]) == ("tiny", " two")
+        listed = json.loads(server.get(f"{path}/models")[1])["data"]
+        assert "tiny" in {model["id"] for model in listed}
+    assert send(server, "/predictions/mean/v1/embeddings", input="one")["model"] == "mean"
+    status, text = server.ask("POST", "/predictions/tiny/2.0/v1/completions", json.dumps({"prompt": "one"}))
+    assert status == 404 and "'tiny' version 2" in text
+
+
+def test_the_only_model_needs_no_name(server, start, tmp_path):
+    """With several models, the name is required."""
+    (tmp_path / "models/tiny/1").mkdir(parents=True)
+    write_model(tmp_path / "models/tiny/1/model.gguf")
+    single = start([], repository=tmp_path / "models")
+    assert send(single, "/v1/completions", prompt="one", max_tokens=1, temperature=0)["model"] == "tiny"
+    status, text = server.ask("POST", "/v1/completions", json.dumps({"prompt": "one"}))
+    assert status == 400 and "the server has several" in text
