@@ -117,8 +117,8 @@ impl Clone for Objectives {
 }
 
 impl Objectives {
-    /// Follows a definition. Objectives that only get another share keep their counts. Those of
-    /// tokens are for models that generate text.
+    /// Follows a definition. Objectives that only get another share keep their counts.
+    /// Objectives of tokens are for models that generate text.
     pub(super) fn define(&self, model: &ModelName, slos: &[Slo], generates_text: bool) {
         let before = self.current();
         let covering = slos.iter().filter(|slo| slo.covers(model));

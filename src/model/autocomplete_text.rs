@@ -3,9 +3,9 @@
 
 use super::config::ModelConfig;
 use super::generation::{
-    FINISH_REASON, NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, OPERATION,
-    PROMPT_LOGPROBS, PROMPT_TOKEN_IDS, RETURN_PROMPT_TOKEN_IDS, SAMPLING_PARAMETERS, TEXT_INPUT,
-    TEXT_OUTPUT,
+    CONTEXT_LENGTH, FINISH_REASON, NUM_CACHED_TOKENS, NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS,
+    OPERATION, PROMPT_LOGPROBS, PROMPT_TOKEN_IDS, RETURN_PROMPT_TOKEN_IDS, SAMPLING_PARAMETERS,
+    TEXT_INPUT, TEXT_OUTPUT,
 };
 use super::pooling::{EMBEDDING, NORMALIZE, SCORE, TEXT, TEXT_PAIR, TRUNCATE};
 use super::proto::{self, ModelInput, ModelOutput, ModelParameter, ModelTransactionPolicy};
@@ -25,8 +25,6 @@ pub const EOS_TOKEN: &str = "eos_token";
 /// The parameter with the number of choices or texts that the engine runs together.
 const MAX_SEQUENCES: &str = "max_sequences";
 
-/// The parameter with the most tokens of a request.
-pub const CONTEXT_LENGTH: &str = "context_length";
 /// The context of a model that was trained for a longer one, unless its configuration says
 /// otherwise: memory for it is reserved for each sequence.
 const DEFAULT_CONTEXT: u64 = 4096;
@@ -144,8 +142,8 @@ pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>)
         let decoupled = tensors.is_decoupled;
         config.model_transaction_policy.get_or_insert(ModelTransactionPolicy { decoupled });
     }
-    // One more request than the engine runs, or those of the next step: they wait there, and the
-    // others in the server's queue, which has limits, priorities and metrics.
+    // One more request than the engine runs, or the requests of the next step, wait in the engine.
+    // The others wait in the server's queue, which has limits, priorities and metrics.
     let sequences = config.parameters.get(MAX_SEQUENCES);
     let sequences: Option<u32> =
         sequences.map_or(Some(tensors.default_sequences), |own| own.string_value.parse().ok());

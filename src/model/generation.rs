@@ -5,7 +5,7 @@
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
-use super::pooling::{TEXT, TEXT_PAIR};
+use super::pooling::{PoolingTask, TEXT, TEXT_PAIR};
 use crate::infer::{InferInput, InferOutput};
 use crate::request_trace::SamplingLimits;
 use crate::tensor::{DataType, Tensor, bytes_elements};
@@ -107,6 +107,20 @@ pub fn sampling_limits(inputs: &[InferInput]) -> SamplingLimits {
 struct Sampling {
     max_tokens: Option<u64>,
     temperature: Option<f64>,
+}
+
+/// The parameter with the most tokens of a request.
+pub(super) const CONTEXT_LENGTH: &str = "context_length";
+
+/// Returns whether the tokens of a model are counted: it generates text, or makes vectors or scores
+/// of texts.
+pub fn counts_tokens(config: &ModelConfig) -> bool {
+    GenerationForm::of(config).is_some() || PoolingTask::of(config).is_some()
+}
+
+/// Returns the most tokens of a request to a model; `None` if its configuration does not say it.
+pub fn context_length(config: &ModelConfig) -> Option<u64> {
+    config.parameters.get(CONTEXT_LENGTH)?.parse().ok()
 }
 
 /// Returns the numbers of tokens in a response. A number that is not an integer counts as unknown.

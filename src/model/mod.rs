@@ -45,7 +45,7 @@ mod warnings;
 pub use agents::Checksum;
 pub use autocomplete_code::CodeLocation;
 pub use autocomplete_detection::may_auto_complete;
-pub use autocomplete_text::{BOS_TOKEN, CHAT_TEMPLATE, CONTEXT_LENGTH, EOS_TOKEN, LLAMACPP};
+pub use autocomplete_text::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, LLAMACPP};
 pub use check::Checked;
 pub use completion::Completion;
 pub use config::{

@@ -40,8 +40,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::generation::GenerationForm;
-use pharos::model::pooling::PoolingTask;
+use pharos::model::generation::{self, GenerationForm};
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::rate_limiter::{self, RateLimiter};
 use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
@@ -214,8 +213,7 @@ impl Driver {
             }
             Self {
                 generates_text: GenerationForm::of(&config).is_some(),
-                counts_tokens: GenerationForm::of(&config).is_some()
-                    || PoolingTask::of(&config).is_some(),
+                counts_tokens: generation::counts_tokens(&config),
                 config,
                 model: series.model().clone(),
                 series,

@@ -5,7 +5,7 @@ use std::future::ready;
 
 use http::StatusCode;
 use pharos::error::InferError;
-use pharos::model::CONTEXT_LENGTH;
+use pharos::model::generation::context_length;
 use pharos::service::Route;
 use pharos_openai::Adapter;
 use serde::Serialize;
@@ -71,16 +71,13 @@ impl<'a> Model<'a> {
     /// Returns a model, or an adapter of the model `parent`.
     pub(super) fn new(edge: &'a Edge, name: &'a str, parent: Option<&'a str>) -> Self {
         let config = edge.service.model_config(parent.unwrap_or(name), "");
-        let length = config.ok().and_then(|config| {
-            config.parameters.get(CONTEXT_LENGTH).and_then(|length| length.parse().ok())
-        });
         Self {
             id: name,
             object: "model",
             created: edge.created,
             owned_by: edge.service.server_name(),
             parent,
-            max_model_len: length,
+            max_model_len: config.ok().and_then(|config| context_length(&config)),
         }
     }
 }
@@ -103,7 +100,7 @@ struct Details<'a> {
 /// Adds the paths that this server does not have. They need the access of inference, so that a
 /// client without it learns nothing about the server.
 pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
-    // Probes of vLLM's deployments use the first path, those of Triton's OpenAI frontend the second.
+    // Probes of vLLM's deployments use the first path, probes of Triton's OpenAI frontend the second.
     let router = router.route("/health", Route::Ready, get(health)).route(
         "/health/ready",
         Route::Ready,

@@ -42,7 +42,7 @@ pub(crate) fn table(
     build(edge, declared(), policy, refused)
 }
 
-/// Returns these routes and those of OpenAI's API behind a policy.
+/// Returns these routes and the routes of OpenAI's API behind a policy.
 pub(crate) fn build(
     edge: Edge,
     declared: Builder<Edge>,
@@ -51,7 +51,8 @@ pub(crate) fn build(
 ) -> Routes<Edge> {
     let fallbacks =
         Fallbacks { not_found: super::not_found_at, wrong_method: super::wrong_method, refused };
-    let (service, settings) = (edge.service.clone(), edge.settings.clone());
+    let service = edge.service.clone();
+    let settings = edge.settings.clone();
     let router = pharos_openai::add_to(declared, service, settings, edge.models.clone());
     router.build(edge, policy, fallbacks)
 }

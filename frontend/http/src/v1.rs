@@ -88,7 +88,7 @@ struct List<'a> {
 async fn list(edge: Edge, _: Routed) -> HandlerResult {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    let adapters = edge.models.adapters(&*edge.service).await;
+    let adapters = edge.models.adapters(&*edge.service, &names).await;
     let openai = openai::ModelList::new(&edge, names.iter().copied(), &adapters);
     answer::json_of(&List { models: &names, openai })
 }

@@ -175,8 +175,8 @@ impl CompletionForm {
         }
     }
 
-    /// Returns the log probabilities of a choice, after those of the prompt that its text begins
-    /// with.
+    /// Returns the log probabilities of a choice. Where the text of the choice begins with the
+    /// prompt, the log probabilities of the prompt come first.
     fn logprobs(
         &self,
         own: &CompletionState,

@@ -23,13 +23,14 @@ use pharos::model::generation::{
     TEXT_OUTPUT, integers, token_counts,
 };
 use pharos::model::{ModelConfig, TensorSpec};
-use pharos::tensor::{DataType, Tensor, bytes_elements, push_bytes_element};
+use pharos::tensor::{DataType, Tensor, bytes_elements};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::response::logprobs::{Position, parse_vllm};
 use crate::response::{FinishReason, StopReason};
 use crate::sampling::Sampling;
+use crate::tensors::{self, no_tensor};
 
 const LOGPROBS: &str = "logprobs";
 const TOKEN_IDS: &str = "token_ids";
@@ -270,20 +271,11 @@ impl Contract {
     }
 
     fn refuse(&self, parameter: &str, tensor: &str) -> ApiError {
-        ApiError::invalid_field(
-            parameter,
-            format!(
-                "{parameter} is not available with the model '{}': it has no tensor '{tensor}'",
-                self.model
-            ),
-        )
+        no_tensor(&self.model, parameter, tensor)
     }
 
     fn strings(&self, name: &str, texts: &[&str]) -> Result<InferInput, ApiError> {
-        let mut data = Vec::with_capacity(texts.iter().map(|text| text.len() + 4).sum());
-        if !texts.iter().all(|text| push_bytes_element(&mut data, text.as_bytes())) {
-            return Err(ApiError::invalid_request("a text of the request has 4 GiB or more"));
-        }
+        let data = tensors::texts(texts.iter().copied())?;
         let rank = self.inputs.get(name).map_or(1, |input| input.rank);
         Ok(self.input(name, DataType::Bytes, rank, texts.len(), data))
     }
@@ -292,12 +284,7 @@ impl Contract {
         let name = PROMPT_TOKEN_IDS;
         let Input { datatype, rank } =
             self.inputs.get(name).copied().unwrap_or(Input { datatype: DataType::Uint32, rank: 1 });
-        let data = match datatype {
-            DataType::Int64 | DataType::Uint64 => {
-                tokens.iter().flat_map(|id| u64::from(*id).to_le_bytes()).collect()
-            }
-            _ => tokens.iter().flat_map(|id| id.to_le_bytes()).collect(),
-        };
+        let data = tensors::tokens(datatype, tokens);
         self.input(name, datatype, rank, tokens.len(), data)
     }
 
@@ -437,6 +424,8 @@ pub(crate) fn violation(name: &str) -> InferError {
 mod tests {
     use pharos::infer::InferOutput;
     use pharos::model::{Completion, Draft};
+
+    use pharos::tensor::push_bytes_element;
 
     use super::*;
     use crate::ChatRequest;

@@ -138,9 +138,9 @@ impl Edge {
         headers: &HeaderMap,
     ) -> Result<(String, Arc<TextModel>), Failure> {
         let base = self.enter_model(call, options, headers).await?;
-        let name = options.model.clone().unwrap_or(base);
-        let model = self.models.get(&*self.service, &name).await?;
-        Ok((name, model))
+        let name = options.model.as_deref().unwrap_or(&base);
+        let model = self.models.get(&*self.service, &base, name).await?;
+        Ok((name.to_owned(), model))
     }
 
     /// Returns the name of the model that a request names, itself or by an adapter, loaded.
@@ -251,7 +251,9 @@ pub(crate) fn add_budget(call: &Call, response: &mut Response) {
 /// Returns a time as OpenAI writes it: `17ms`, `1.5s`, `6m0s`. Rounds up to milliseconds.
 fn reset_text(time: Duration) -> String {
     let ms = time.as_nanos().div_ceil(1_000_000);
-    let (minutes, seconds, rest) = (ms / 60_000, ms % 60_000 / 1000, ms % 1000);
+    let minutes = ms / 60_000;
+    let seconds = ms % 60_000 / 1000;
+    let rest = ms % 1000;
     let seconds = match rest {
         0 => format!("{seconds}s"),
         _ => format!("{seconds}.{}s", format!("{rest:03}").trim_end_matches('0')),

@@ -42,6 +42,7 @@ pub mod scores;
 pub mod stop;
 pub mod structured;
 pub mod template;
+mod tensors;
 pub mod tokenize;
 mod tokenizer;
 pub mod tools;

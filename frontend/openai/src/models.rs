@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::model::pooling::PoolingTask;
+use pharos::model::generation::counts_tokens;
 use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
 use serde_json::Value;
@@ -88,7 +88,7 @@ impl Models {
         Self { known: Mutex::default(), renderers: Renderers::new(launch) }
     }
 
-    /// Returns a model that is ready, by its name or that of one of its adapters.
+    /// Returns a model that is ready, with the adapter of this name, unless `name` is the model's own.
     ///
     /// # Errors
     /// The model is unknown or not ready, does not generate text, or its chat template or its
@@ -96,18 +96,16 @@ impl Models {
     pub(crate) async fn get(
         &self,
         service: &dyn Service,
+        model: &str,
         name: &str,
     ) -> Result<Arc<TextModel>, Failure> {
-        let unknown = match service.model_config(name, "") {
-            Ok(config) => return self.read(service, name, config).await,
-            Err(error) => error,
-        };
-        let Some(base) = self.find_base(service, name).await else { return Err(unknown.into()) };
-        let config = service.model_config(&base, "")?;
-        self.read(service, &base, config.clone()).await?;
-        let known = self.entry(&base, &config);
-        let adapted = known.files.get().and_then(|files| files.adapters.get(name).cloned());
-        adapted.ok_or_else(|| unknown.into())
+        let config = service.model_config(model, "")?;
+        let known = self.entry(model, &config);
+        let files = self.read(service, model, &config, &known).await?;
+        match files.adapters.get(name) {
+            Some(adapted) if name != model => Ok(adapted.clone()),
+            _ => files.model.clone(),
+        }
     }
 
     /// Returns the name of the model that a client names: itself, or by one of its adapters.
@@ -119,19 +117,17 @@ impl Models {
         base.unwrap_or_else(|| name.to_owned())
     }
 
-    /// Returns the adapters of the models that are ready, in the order of models and names.
-    pub async fn adapters(&self, service: &dyn Service) -> Vec<Adapter> {
+    /// Returns the adapters of these models, in their order.
+    pub async fn adapters(&self, service: &dyn Service, models: &BTreeSet<&str>) -> Vec<Adapter> {
         let mut adapters = Vec::new();
-        let index = service.repository_index(true).await.unwrap_or_default();
-        let models: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
-        for model in models {
-            if let Ok(config) = service.model_config(&model, "")
+        for &model in models {
+            if let Ok(config) = service.model_config(model, "")
                 && Contract::of(&config).is_some()
             {
-                let known = self.entry(&model, &config);
+                let known = self.entry(model, &config);
                 // A failure is the answer to requests to the model.
-                let names = known.adapters(service, &model).await.unwrap_or_default();
-                let of_model = |name| Adapter { name, model: model.clone() };
+                let names = known.adapters(service, model).await.unwrap_or_default();
+                let of_model = |name| Adapter { name, model: model.to_owned() };
                 adapters.extend(names.into_iter().map(of_model));
             }
         }
@@ -145,9 +141,7 @@ impl Models {
         let names: BTreeSet<String> = index.into_iter().map(|entry| entry.name).collect();
         let mut served = names.into_iter().filter(|name| {
             let config = service.model_config(name, "");
-            config.is_ok_and(|config| {
-                Contract::of(&config).is_some() || PoolingTask::of(&config).is_some()
-            })
+            config.is_ok_and(|config| counts_tokens(&config))
         });
         let first = served.next()?;
         served.next().is_none().then_some(first)
@@ -155,35 +149,54 @@ impl Models {
 
     /// Returns the model that has an adapter with this name.
     async fn find_base(&self, service: &dyn Service, name: &str) -> Option<String> {
-        let mut adapters = self.adapters(service).await.into_iter();
+        if let Some(model) = self.known_base(service, name) {
+            return Some(model);
+        }
+        let index = service.repository_index(true).await.ok()?;
+        let models: BTreeSet<&str> = index.iter().map(|entry| entry.name.as_str()).collect();
+        let mut adapters = self.adapters(service, &models).await.into_iter();
         adapters.find_map(|adapter| (adapter.name == name).then_some(adapter.model))
     }
 
-    async fn read(
+    /// Does the same among the models whose adapters were read.
+    fn known_base(&self, service: &dyn Service, name: &str) -> Option<String> {
+        let models = self.known.lock();
+        let found = models.iter().find(|(model, known)| {
+            let names = known.adapters.get().and_then(|read| read.as_ref().ok());
+            names.is_some_and(|names| names.iter().any(|own| own == name))
+                && known.is_current(service, model)
+        });
+        found.map(|(model, _)| model.clone())
+    }
+
+    /// Reads the files of a model with the first requests.
+    async fn read<'k>(
         &self,
         service: &dyn Service,
         name: &str,
-        config: Arc<ModelConfig>,
-    ) -> Result<Arc<TextModel>, Failure> {
-        let known = self.entry(name, &config);
-        let files = known.files.get_or_try_init(|| async {
-            let model =
-                TextModel::read(service, &self.renderers, name, &config).await.map(Arc::new);
-            let names = match &model {
-                Ok(_) => known.adapters(service, name).await,
-                Err(_) => Ok(Vec::new()),
-            };
-            let (model, names) = match names {
-                Ok(names) => (model, names),
-                Err(failure) => (Err(failure), Vec::new()),
-            };
-            match model {
-                // It may succeed with the next request.
-                Err(failure) if is_transient(&failure) => Err(failure),
-                model => Ok(Files::new(model, names)),
-            }
-        });
-        files.await?.model.clone()
+        config: &ModelConfig,
+        known: &'k Known,
+    ) -> Result<&'k Files, Failure> {
+        known
+            .files
+            .get_or_try_init(|| async {
+                let model =
+                    TextModel::read(service, &self.renderers, name, config).await.map(Arc::new);
+                let names = match &model {
+                    Ok(_) => known.adapters(service, name).await,
+                    Err(_) => Ok(Vec::new()),
+                };
+                let (model, names) = match names {
+                    Ok(names) => (model, names),
+                    Err(failure) => (Err(failure), Vec::new()),
+                };
+                match model {
+                    // It may succeed with the next request.
+                    Err(failure) if is_transient(&failure) => Err(failure),
+                    model => Ok(Files::new(model, names)),
+                }
+            })
+            .await
     }
 
     /// Returns the entry of a model, a new one after each load.
@@ -215,6 +228,12 @@ impl Files {
 }
 
 impl Known {
+    /// Whether it is the model as it is loaded now.
+    fn is_current(&self, service: &dyn Service, name: &str) -> bool {
+        let now = service.model_config(name, "");
+        now.is_ok_and(|config| self.config.as_ptr() == Arc::as_ptr(&config))
+    }
+
     /// Returns the names of the adapters, in their order.
     async fn adapters(&self, service: &dyn Service, name: &str) -> Result<Vec<String>, Failure> {
         let read = self.adapters.get_or_try_init(|| async {

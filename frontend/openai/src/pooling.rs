@@ -1,10 +1,10 @@
 //! The contract of models that make a vector or a score of texts: how texts become tensors, and how
 //! tensors become numbers.
 //!
-//! The tensors are those of [`pharos::model::pooling`]. A model of Triton's vllm_backend that embeds
+//! [`pharos::model::pooling`] has the names of the tensors. A model of Triton's vllm_backend that embeds
 //! has the input `embedding_request` in their place: JSON, whose answer is a list in `text_output`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
@@ -14,16 +14,17 @@ use pharos::model::ModelConfig;
 use pharos::model::generation::{PROMPT_TOKEN_IDS, TEXT_OUTPUT, token_counts};
 use pharos::model::pooling::{EMBEDDING, NORMALIZE, PoolingTask, SCORE, TEXT, TEXT_PAIR, TRUNCATE};
 use pharos::service::{Responses, Streamed};
-use pharos::tensor::{DataType, Tensor, push_bytes_element};
+use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Timeline;
 use pharos_edge::Call;
 use serde_json::json;
 
 use crate::answer::Failure;
 use crate::contract::{ADD_SPECIAL_TOKENS, strings, violation};
-use crate::edge::Edge;
+use crate::edge::{Edge, on_a_thread_if};
 use crate::error::ApiError;
 use crate::prompt::Prompt;
+use crate::tensors::{self, no_tensor};
 
 /// The input of a model of Triton's vllm_backend that embeds.
 const EMBEDDING_REQUEST: &str = "embedding_request";
@@ -34,6 +35,8 @@ const DIMENSIONS: &str = "matryoshka_dimensions";
 /// The inferences of a request that run at the same time. Others wait, so that one request with many
 /// texts does not fill the queue of a model.
 const MAX_RUNNING: usize = 64;
+/// Responses of more bytes than this are read on a blocking thread.
+const LONG: usize = 256 << 10;
 
 /// A model that makes vectors or scores.
 #[derive(Clone, Debug)]
@@ -41,7 +44,7 @@ pub(crate) struct PoolingModel {
     pub(crate) name: String,
     pub(crate) task: PoolingTask,
     is_vllm: bool,
-    inputs: BTreeSet<String>,
+    inputs: BTreeMap<String, DataType>,
     /// The most texts of an inference; 0 for a model without batches.
     max_batch_size: usize,
     dimensions: Dimensions,
@@ -130,7 +133,7 @@ impl PoolingModel {
             name: config.name.clone(),
             task,
             is_vllm: own.is_none(),
-            inputs: config.inputs.iter().map(|spec| spec.name.clone()).collect(),
+            inputs: config.inputs.iter().map(|spec| (spec.name.clone(), spec.datatype)).collect(),
             max_batch_size: config.max_batch_size as usize,
             dimensions,
         })
@@ -185,12 +188,25 @@ impl PoolingModel {
         let responses = poll_fn(|cx| running.poll(cx)).await;
         let responses =
             responses.map_err(|error| Failure::of_model(error, self.text_field(), None))?;
+        let rows: Vec<usize> = items.chunks(of_one).map(<[Item<'_>]>::len).collect();
+        let bytes: usize = responses.iter().map(response_bytes).sum();
+        let model = self.clone();
+        on_a_thread_if(bytes > LONG, move || model.pool(&responses, &rows, options)).await?
+    }
+
+    /// Reads responses, each with a number of texts.
+    fn pool(
+        &self,
+        responses: &[InferResponse],
+        rows: &[usize],
+        options: PoolingOptions,
+    ) -> Result<Pooled, Failure> {
         let mut pooled = Pooled { tokens: Some(0), ..Pooled::default() };
-        for (response, batch) in responses.iter().zip(items.chunks(of_one)) {
+        for (response, rows) in responses.iter().zip(rows) {
             pooled.timeline = response.timeline;
-            let prompt = prompt_tokens(response);
+            let prompt = token_counts(&response.outputs).prompt;
             pooled.tokens = pooled.tokens.zip(prompt).map(|(all, own)| all.saturating_add(own));
-            self.read(response, batch.len(), &mut pooled.values)?;
+            self.read(response, *rows, &mut pooled.values)?;
         }
         if let Some(dimensions) = options.dimensions {
             for vector in &mut pooled.values {
@@ -216,13 +232,15 @@ impl PoolingModel {
             if let Some(truncate) = options.truncate {
                 request["pooling_params"]["truncate_prompt_tokens"] = truncate.into();
             }
-            return Ok(vec![self.strings(EMBEDDING_REQUEST, [request.to_string().as_str()])?]);
+            return Ok(vec![
+                self.strings(EMBEDDING_REQUEST, [request.to_string().as_str()].into_iter())?,
+            ]);
         }
         let mut inputs = vec![self.strings(TEXT, items.iter().map(|item| item.text.text()))?];
         if let Some(tokens) = items.first().and_then(|item| item.text.tokens()) {
-            self.demand(PROMPT_TOKEN_IDS, "input as token ids")?;
-            let data = tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-            inputs.push(self.input(PROMPT_TOKEN_IDS, DataType::Uint32, 1, tokens.len(), data));
+            let datatype = self.demand(PROMPT_TOKEN_IDS, "input as token ids")?;
+            let data = tensors::tokens(datatype, tokens);
+            inputs.push(self.input(PROMPT_TOKEN_IDS, datatype, 1, tokens.len(), data));
         }
         if items.iter().any(|item| item.pair.is_some()) {
             let pairs = items.iter().map(|item| item.pair.unwrap_or_default());
@@ -253,34 +271,18 @@ impl PoolingModel {
         }
     }
 
-    /// Checks that the model has a tensor for something that the client wants.
-    fn demand(&self, tensor: &str, what: &str) -> Result<(), ApiError> {
-        if self.inputs.contains(tensor) {
-            return Ok(());
-        }
-        Err(ApiError::invalid_field(
-            what,
-            format!(
-                "{what} is not available with the model '{}': it has no tensor '{tensor}'",
-                self.name
-            ),
-        ))
+    /// Returns the datatype of the tensor for something that the client wants.
+    fn demand(&self, tensor: &str, field: &str) -> Result<DataType, ApiError> {
+        self.inputs.get(tensor).copied().ok_or_else(|| no_tensor(&self.name, field, tensor))
     }
 
     fn strings<'t>(
         &self,
         name: &str,
-        texts: impl IntoIterator<Item = &'t str>,
+        texts: impl ExactSizeIterator<Item = &'t str>,
     ) -> Result<InferInput, ApiError> {
-        let mut data = Vec::new();
-        let mut rows = 0;
-        for text in texts {
-            rows += 1;
-            if !push_bytes_element(&mut data, text.as_bytes()) {
-                return Err(ApiError::invalid_request("a text of the request has 4 GiB or more"));
-            }
-        }
-        Ok(self.input(name, DataType::Bytes, rows, 1, data))
+        let rows = texts.len();
+        Ok(self.input(name, DataType::Bytes, rows, 1, tensors::texts(texts)?))
     }
 
     /// Returns an input with rows of this many elements.
@@ -343,9 +345,9 @@ impl PoolingModel {
     }
 }
 
-/// Returns the tokens of all texts of a response.
-fn prompt_tokens(response: &InferResponse) -> Option<u64> {
-    token_counts(&response.outputs).prompt
+/// Returns the bytes of the outputs of a response.
+fn response_bytes(response: &InferResponse) -> usize {
+    response.outputs.iter().map(|output| output.tensor.data.len()).sum()
 }
 
 /// Keeps the first elements of a vector.

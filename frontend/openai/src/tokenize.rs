@@ -5,7 +5,7 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::HeaderMap;
-use pharos::model::{CONTEXT_LENGTH, ModelConfig};
+use pharos::model::generation::context_length;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
 use serde::Serialize;
@@ -138,7 +138,7 @@ async fn tokens_of(
     let text = match request.input {
         Input::Text(text) => text,
         Input::Chat(chat) => {
-            let model = edge.models.get(&*edge.service, &name).await?;
+            let model = edge.models.get(&*edge.service, &name, &name).await?;
             render(*chat, &model, &name).await?.1
         }
     };
@@ -163,11 +163,6 @@ async fn text_of(
     let tokenizer = Tokenizer::of(&*edge.service.model_config(&name, "")?)?;
     let text = tokenizer.detokenize(edge, call, &request.tokens).await?;
     Ok(to_json(&DetokenizeResponse { prompt: &text, content: &text }))
-}
-
-/// Returns the context of a model; `None` if its configuration does not say it.
-fn context_length(config: &ModelConfig) -> Option<u64> {
-    config.parameters.get(CONTEXT_LENGTH)?.parse().ok()
 }
 
 #[cfg(test)]

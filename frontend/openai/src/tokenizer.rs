@@ -1,6 +1,5 @@
 //! The tokens of texts, which the engine of a model knows: a request with the input `operation`.
 
-use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest};
 use pharos::model::ModelConfig;
 use pharos::model::generation::{
@@ -8,7 +7,7 @@ use pharos::model::generation::{
 };
 use pharos::model::pooling::TEXT;
 use pharos::service::Streamed;
-use pharos::tensor::{DataType, Tensor, push_bytes_element};
+use pharos::tensor::{DataType, Tensor};
 use pharos_edge::Call;
 
 use crate::answer::Failure;
@@ -16,6 +15,7 @@ use crate::contract::{ADD_SPECIAL_TOKENS, strings, token_ids, violation};
 use crate::edge::Edge;
 use crate::error::ApiError;
 use crate::prompt::Prompt;
+use crate::tensors;
 
 /// The tokenizer of a model.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Tokenizer {
     /// The input with the text.
     text: &'static str,
     has_batch: bool,
+    /// The datatype of tokens.
+    tokens: DataType,
 }
 
 /// A text as tokens.
@@ -49,7 +51,13 @@ impl Tokenizer {
             && returns(TEXT_OUTPUT);
         match text.filter(|_| is_complete) {
             Some(text) => {
-                Ok(Self { model: config.name.clone(), text, has_batch: config.max_batch_size > 0 })
+                let input = config.inputs.iter().find(|spec| spec.name == PROMPT_TOKEN_IDS);
+                Ok(Self {
+                    model: config.name.clone(),
+                    text,
+                    has_batch: config.max_batch_size > 0,
+                    tokens: input.map_or(DataType::Uint32, |spec| spec.datatype),
+                })
             }
             None => Err(ApiError {
                 code: Some("model_not_supported"),
@@ -127,17 +135,13 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    fn string(&self, name: &str, text: &str) -> Result<InferInput, InferError> {
-        let mut data = Vec::with_capacity(text.len() + 4);
-        if !push_bytes_element(&mut data, text.as_bytes()) {
-            return Err(InferError::invalid("a text of the request has 4 GiB or more"));
-        }
-        Ok(self.input(name, DataType::Bytes, 1, data))
+    fn string(&self, name: &str, text: &str) -> Result<InferInput, ApiError> {
+        Ok(self.input(name, DataType::Bytes, 1, tensors::texts([text])?))
     }
 
     fn tokens(&self, tokens: &[u32]) -> InferInput {
-        let data = tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.input(PROMPT_TOKEN_IDS, DataType::Uint32, tokens.len(), data)
+        let data = tensors::tokens(self.tokens, tokens);
+        self.input(PROMPT_TOKEN_IDS, self.tokens, tokens.len(), data)
     }
 
     fn input(&self, name: &str, datatype: DataType, elements: usize, data: Vec<u8>) -> InferInput {

@@ -11,8 +11,7 @@ use pharos::id::{ModelVersion, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::generation::GenerationForm;
-use pharos::model::pooling::PoolingTask;
+use pharos::model::generation::counts_tokens;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
@@ -241,10 +240,7 @@ impl Serving {
     /// # Errors
     /// The budget is used up.
     fn check_token_budget(&self, tenant: TenantId) -> Result<(), InferError> {
-        if !record::has_token_budget(&self.series, tenant)
-            || (GenerationForm::of(&self.config).is_none()
-                && PoolingTask::of(&self.config).is_none())
-        {
+        if !record::has_token_budget(&self.series, tenant) || !counts_tokens(&self.config) {
             return Ok(());
         }
         let Some(budget) = record::used_up_budget(&self.series, tenant, clock::now()) else {

@@ -1,5 +1,5 @@
 //! The response of `POST /v1/responses` as JSON: its items, its outcome, and what it repeats of the
-//! request. Names are those of OpenAI's API reference.
+//! request. The names of members come from OpenAI's API reference.
 
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -102,8 +102,8 @@ struct Input<'a> {
     variables: Variables<'a>,
 }
 
-/// The variables of a template. Of equal names, the last counts: those of the request itself are
-/// after `chat_template_kwargs`.
+/// The variables of a template. Of equal names, the last counts: the variables of the request
+/// itself are after `chat_template_kwargs`.
 struct Variables<'a> {
     request: &'a ChatRequest,
     traits: Traits,
