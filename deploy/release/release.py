@@ -23,9 +23,18 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ("pharos-frontend", "pharos-worker", "pharos-worker-python")
-"""The packages whose executables and libraries are released."""
+SHIPPED = {
+    ROOT: ("pharos-frontend", "pharos-worker", "pharos-worker-python"),
+    ROOT / "worker/llamacpp": ("pharos-llamacpp",),
+}
+"""The workspaces, and their packages whose executables and libraries are released."""
+FEATURES = {ROOT / "worker/llamacpp": ["--features=variants"]}
+"""The features with which packages of a workspace are released."""
+EXECUTABLES = "pharos_worker/_bin/"
+"""The folder of the executables and backends in wheels."""
 SBOM, LICENSES = "pharos.cdx.json", "THIRD_PARTY_LICENSES.txt"
+BUNDLED = {"llama-cpp-sys-2": ["llama.cpp"]}
+"""Packages with the source of another project, and its folders."""
 LICENSE_FILE = re.compile(r"(licen[cs]e|copying|notice|unlicense)", re.I)
 
 
@@ -34,17 +43,27 @@ def version() -> str:
     return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 
 
-def metadata() -> dict:
-    """Returns what cargo knows about the packages; they must have been fetched."""
+def metadata(workspace: Path) -> dict:
+    """Returns what cargo knows about the packages of a workspace; it fetches those that are missing."""
     command = ["cargo", "metadata", "--locked", "--format-version=1", "--filter-platform=x86_64-unknown-linux-gnu"]
-    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+    command += FEATURES.get(workspace, [])
+    return json.loads(subprocess.run(command, cwd=workspace, check=True, capture_output=True).stdout)
 
 
-def shipped(found: dict) -> list:
-    """Returns the packages of other projects that are compiled into the executables, by name and version."""
+def shipped() -> list:
+    """Returns the packages of other projects that are compiled into the executables and libraries, by name and version."""
+    found = {}
+    for workspace, names in SHIPPED.items():
+        for package in compiled(metadata(workspace), names):
+            found[package["name"], package["version"]] = package
+    return [package for _, package in sorted(found.items())]
+
+
+def compiled(found: dict, names: tuple) -> list:
+    """Returns the packages of other projects that are compiled into some packages of a workspace."""
     nodes = {node["id"]: node for node in found["resolve"]["nodes"]}
     packages = {package["id"]: package for package in found["packages"]}
-    todo, seen = [key for key, package in packages.items() if package["name"] in SHIPPED], set()
+    todo, seen = [key for key, package in packages.items() if package["name"] in names], set()
     while todo:
         key = todo.pop()
         if key not in seen:
@@ -52,12 +71,12 @@ def shipped(found: dict) -> list:
             # Dependencies of tests and of build scripts are not in the executables.
             used = [edge for edge in nodes[key]["deps"] if any(kind["kind"] is None for kind in edge["dep_kinds"])]
             todo += [edge["pkg"] for edge in used]
-    return sorted((packages[key] for key in seen if packages[key]["source"]), key=lambda p: (p["name"], p["version"]))
+    return [packages[key] for key in seen if packages[key]["source"]]
 
 
 def checksums() -> dict:
-    """Returns the checksums of `Cargo.lock` by name and version."""
-    text = (ROOT / "Cargo.lock").read_text()
+    """Returns the checksums of each `Cargo.lock` by name and version."""
+    text = "".join((workspace / "Cargo.lock").read_text() for workspace in SHIPPED)
     entries = re.findall(r'name = "(.*)"\nversion = "(.*)"\nsource = ".*"\nchecksum = "(.*)"', text)
     return {(name, number): digest for name, number, digest in entries}
 
@@ -104,7 +123,8 @@ def licenses(packages: list) -> str:
     texts, parts = {}, []
     for package in packages:
         folder = Path(package["manifest_path"]).parent
-        files = sorted(path for path in folder.iterdir() if path.is_file() and LICENSE_FILE.match(path.name))
+        places = [folder, *(folder / name for name in BUNDLED.get(package["name"], ()))]
+        files = sorted(path for place in places for path in place.iterdir() if path.is_file() and LICENSE_FILE.match(path.name))
         found = [path.read_text(errors="replace").strip() for path in files]
         numbers = [str(texts.setdefault(text, len(texts) + 1)) for text in found]
         where = f"texts {', '.join(numbers)}" if numbers else f"no text in the package, see {package['repository']}"
@@ -115,7 +135,7 @@ def licenses(packages: list) -> str:
 
 def write_notices(target: Path):
     """Writes the SBOM and the licences."""
-    packages = shipped(metadata())
+    packages = shipped()
     target.mkdir(parents=True, exist_ok=True)
     (target / SBOM).write_text(sbom(packages))
     (target / LICENSES).write_text(licenses(packages))
@@ -141,7 +161,9 @@ def archive(wheel: Path, notices: Path, target: Path) -> Path:
     machine = re.search(r"_(x86_64|aarch64)\.whl$", wheel.name)[1]
     folder = f"pharos-{version()}-linux-{machine}"
     with zipfile.ZipFile(wheel) as packed:
-        files = {f"bin/{name}": packed.read(f"pharos_worker/_bin/{name}") for name in ("pharos", "pharos-worker")}
+        executables = [name for name in packed.namelist() if name.startswith(EXECUTABLES)]
+        names = {name: name.removeprefix(EXECUTABLES) for name in executables}
+        files = {("lib/pharos/" if "/" in short else "bin/") + short: packed.read(name) for name, short in names.items()}
     files |= {"LICENSE": (ROOT / "LICENSE").read_bytes(), "pharos.service": (ROOT / "deploy/systemd/pharos.service").read_bytes()}
     files |= {name: (notices / name).read_bytes() for name in (SBOM, LICENSES)}
     path = target / f"{folder}.tar.gz"

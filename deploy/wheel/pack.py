@@ -5,8 +5,8 @@
 
 Nothing is compiled. With `--notices`, the wheel has the SBOM and the licences that `deploy/release/release.py notices` wrote. The
 folder of the built files has `pharos`, `pharos-worker` and `lib_native.so`, which `make build python-worker` or
-`make wheel` builds together. The platform tag has the newest version of glibc that one of them needs. The same files make the
-same wheel: entries are sorted and have no times.
+`make wheel` builds together, and the libraries of the backend of GGUF files in `backends/llamacpp`, if it is built. The platform tag
+has the newest version of glibc that one of them needs. The same files make the same wheel: entries are sorted and have no times.
 """
 
 import argparse
@@ -31,6 +31,8 @@ BUILT = {
     "lib_native.so": "pharos_worker/_native.abi3.so",
 }
 """The built files and their paths in the wheel."""
+LLAMACPP = "backends/llamacpp"
+"""The folder of the backend of GGUF files, from the folder of the executables."""
 MACHINES = {62: "x86_64", 183: "aarch64"}
 """ELF's numbers of processor architectures."""
 COMMANDS = {
@@ -99,7 +101,7 @@ def entries(contents: dict, tag: str, notices) -> dict:
     """Returns the files of the wheel except its RECORD: paths and contents. `notices` is a folder or None."""
     project = tomllib.loads((ROOT / "worker/python/pyproject.toml").read_text())["project"]
     found = {str(path.relative_to(PYTHON)): path.read_bytes() for path in sorted(PYTHON.rglob("*.py"))}
-    found |= {BUILT[name]: content for name, content in contents.items()}
+    found |= {BUILT.get(name, f"pharos_worker/_bin/{name}"): content for name, content in contents.items()}
     commands = "".join(f"{name} = pharos_worker.launcher:{function}\n" for name, function in COMMANDS.items())
     info = f"pharos_server-{version()}.dist-info"
     found |= {
@@ -141,6 +143,7 @@ def pack(source: Path, target: Path, notices=None) -> Path:
     if missing:
         raise SystemExit(f"{source} does not have {', '.join(missing)}: make build python-worker builds them")
     contents = {name: (source / name).read_bytes() for name in BUILT}
+    contents |= {f"{LLAMACPP}/{path.name}": path.read_bytes() for path in sorted((source / LLAMACPP).glob("*.so*"))}
     tag = platform_tag(contents)
     found = entries(contents, tag, notices)
     path = f"pharos_server-{version()}.dist-info/RECORD"

@@ -574,6 +574,15 @@ fn triton_backends(directory: &Path) -> Vec<String> {
     compiled
 }
 
+/// Returns the directory of the backends that come with the server: beside its executable, or in
+/// `lib/pharos` of the prefix in which it is installed.
+fn own_backends(executable: &Path) -> Option<PathBuf> {
+    let directory = executable.parent()?;
+    let installed = directory.parent().map(|prefix| prefix.join("lib/pharos/backends"));
+    let mut places = [Some(directory.join("backends")), installed].into_iter().flatten();
+    places.find(|path| path.is_dir())
+}
+
 /// Returns the programs that run models, and their settings.
 fn program(
     options: &Options,
@@ -583,7 +592,7 @@ fn program(
     let workers = &options.workers;
     let backends =
         workers.backend_directory.as_deref().map(backend_directory).transpose()?.flatten();
-    let beside = std::env::current_exe().ok().map(|path| path.with_file_name("backends"));
+    let own = std::env::current_exe().ok().and_then(|path| own_backends(&path));
     let environments = match &workers.environment_cache_directory {
         Some(directory) => directory.clone(),
         None => Program::default_environments(workers.worker_user.as_deref()),
@@ -596,7 +605,7 @@ fn program(
         python: workers.python.clone(),
         forks: workers.worker_fork,
         python_preload: workers.python_preload.0.clone(),
-        backends: backends.or_else(|| beside.filter(|path| path.is_dir())),
+        backends: backends.or(own),
         hidden: protection::hidden_variables(workers),
         user: workers.worker_user.clone(),
         sandboxes: workers.sandboxes(),

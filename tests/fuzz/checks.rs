@@ -2,6 +2,7 @@
 //! An ordinary test runs the functions on the corpora and past findings
 //! (`frontend/tests/corpus.rs`).
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -24,6 +25,14 @@ use pharos::shm::SharedMemory;
 use pharos::trace::read::{Traces, read};
 use pharos::trace::{chrome, summary};
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
+use pharos_openai::embeddings::EmbeddingRequest;
+use pharos_openai::reasoning::{ReasoningDelta, ReasoningParser};
+use pharos_openai::scores::{RerankRequest, ScoreRequest};
+use pharos_openai::stop::{Stop, StopScanner};
+use pharos_openai::template::{CHATML, ChatTemplate, CivilTime, TemplateSource};
+use pharos_openai::tokenize::{DetokenizeRequest, TokenizeRequest};
+use pharos_openai::tools::{ToolDelta, ToolParser};
+use pharos_openai::{ChatRequest, CompletionRequest, ResponsesRequest};
 
 /// A check of any bytes. Panics if they break an invariant.
 pub(crate) type Check = fn(&[u8]);
@@ -37,6 +46,8 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("http", http),
     ("legacy", legacy),
     ("metrics", metrics),
+    ("model_output", model_output),
+    ("openai", openai),
     ("regions", regions),
     ("repository", repository),
     ("ring", ring),
@@ -50,6 +61,130 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
 /// encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_http::fuzzing::request(data);
+}
+
+/// Bodies of OpenAI's API: nothing panics, a chat can be rendered, and the event of an error is one
+/// event.
+pub(crate) fn openai(data: &[u8]) {
+    let chat = ChatRequest::parse(data);
+    if let Ok(chat) = &chat {
+        let _ = (chat.forced_call_schema(), chat.has_media());
+        for template in &*TEMPLATES {
+            let expectations = template.expectations();
+            if let Ok(input) = expectations.input(chat, CivilTime::from_unix(0))
+                && let Ok(prompt) = template.render(&input)
+            {
+                let _ = expectations.prompt(chat, prompt);
+            }
+        }
+    }
+    let errors = [
+        chat.err(),
+        CompletionRequest::parse(data).err(),
+        ResponsesRequest::parse(data).err(),
+        EmbeddingRequest::parse(data).err(),
+        RerankRequest::parse(data).err(),
+        ScoreRequest::parse(data).err(),
+        TokenizeRequest::parse(data).err(),
+        DetokenizeRequest::parse(data).err(),
+    ];
+    for error in errors.into_iter().flatten() {
+        assert!((400..500).contains(&error.status), "{error:?}");
+        let event = error.to_event();
+        let lines = event.iter().filter(|byte| matches!(byte, b'\n' | b'\r')).count();
+        assert!(event.ends_with(b"\n\n") && lines == 2, "{}", event.escape_ascii());
+    }
+}
+
+/// Chat templates that read contents as texts and as parts.
+static TEMPLATES: LazyLock<[ChatTemplate; 2]> = LazyLock::new(|| {
+    let parts = "{% for message in messages %}{% for part in message.content %}\
+                 {{ part.text or part.type }}{% endfor %}{{ tools | tojson }}{% endfor %}";
+    [CHATML, parts].map(|text| {
+        let source = TemplateSource::Single(text.to_owned());
+        ChatTemplate::new(source, BTreeMap::new(), None).expect("a template")
+    })
+});
+
+/// What models write: the parsers of tool calls, of reasoning and of stop strings give the same for
+/// a text as a whole and in pieces. The first byte is the length of the pieces, in characters.
+pub(crate) fn model_output(data: &[u8]) {
+    let Some((length, text)) = data.split_first() else { return };
+    let text = String::from_utf8_lossy(text).into_owned();
+    let characters: Vec<char> = text.chars().collect();
+    let pieces: Vec<String> =
+        characters.chunks(usize::from(*length).max(1)).map(|piece| piece.iter().collect()).collect();
+    let whole = [text];
+    for name in ["hermes", "llama3_json", "mistral", "pythonic", "json"] {
+        assert_eq!(tool_calls(name, &whole), tool_calls(name, &pieces), "{name}");
+    }
+    for name in ["deepseek_r1", "qwen3"] {
+        assert_eq!(reasoning(name, &whole), reasoning(name, &pieces), "{name}");
+    }
+    for include in [false, true] {
+        assert_eq!(until_stop(include, &whole), until_stop(include, &pieces), "{include}");
+    }
+}
+
+/// Returns the texts and calls in what a model writes, in a short form.
+fn tool_calls(name: &str, pieces: &[String]) -> String {
+    let mut parser = ToolParser::named(name).expect("the name of a parser");
+    let mut deltas = Vec::new();
+    let is_short = pieces.iter().all(|piece| parser.push(piece, &mut deltas).is_ok());
+    if is_short {
+        parser.finish(&mut deltas);
+    }
+    let mut found = String::new();
+    let mut calls = 0;
+    for delta in deltas {
+        match delta {
+            ToolDelta::Text(text) => found.push_str(&text),
+            ToolDelta::Begin { index, name } => {
+                assert_eq!(index, calls, "calls are counted");
+                calls += 1;
+                found.push_str(&format!("\u{1}{name}\u{2}"));
+            }
+            ToolDelta::Arguments { index, text } => {
+                assert_eq!(index + 1, calls, "arguments belong to the last call");
+                found.push_str(&text);
+            }
+            ToolDelta::End { index } => {
+                assert_eq!(index + 1, calls, "the last call ends");
+                found.push('\u{3}');
+            }
+        }
+    }
+    found
+}
+
+/// Returns the reasoning and the answer in what a model writes.
+fn reasoning(name: &str, pieces: &[String]) -> (String, String) {
+    let mut parser = ReasoningParser::named(name).expect("the name of a parser");
+    let mut deltas = Vec::new();
+    pieces.iter().for_each(|piece| parser.push(piece, &mut deltas));
+    parser.finish(&mut deltas);
+    let mut found = (String::new(), String::new());
+    for delta in deltas {
+        match delta {
+            ReasoningDelta::Reasoning(text) => found.0.push_str(&text),
+            ReasoningDelta::Content(text) => found.1.push_str(&text),
+        }
+    }
+    found
+}
+
+/// Returns the text up to a stop string, and which one it was.
+fn until_stop(include: bool, pieces: &[String]) -> (String, Option<usize>) {
+    let stops = ["ab", "aab", "</s>", "é"].map(str::to_owned);
+    let mut scanner = StopScanner::new(&stops, include);
+    let mut found = String::new();
+    for piece in pieces {
+        match scanner.push(piece) {
+            Stop::Text(text) => found.push_str(&text),
+            Stop::Stopped { text, which } => return (found + &text, Some(which)),
+        }
+    }
+    (found + &scanner.finish(), None)
 }
 
 /// Messages of gRPC inference requests, in pieces and with typed contents.

@@ -6,6 +6,10 @@ const HEADER: &str = "../include/pharos_backend.h";
 
 fn main() {
     println!("cargo:rerun-if-changed={HEADER}");
+    if std::env::var_os("CARGO_FEATURE_VARIANTS").is_some() {
+        // The libraries of llama.cpp are in the directory of this one.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-rpath,$ORIGIN");
+    }
     let bindings = bindgen::Builder::default()
         .header(HEADER)
         .allowlist_item("(pharos|PHAROS)_.*")

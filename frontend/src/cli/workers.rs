@@ -156,7 +156,8 @@ pub struct Workers {
     )]
     pub worker_cpu_limit: Option<f64>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME
-    /// or DIR/NAME/model.py [default: backends next to this executable, if it exists]
+    /// or DIR/NAME/model.py [default: backends next to this executable, or
+    /// ../lib/pharos/backends from there, if it exists]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
     /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies

@@ -41,6 +41,9 @@ def wheels(notices, tmp_path_factory):
     for machine in (62, 183):
         for name in ("pharos", "pharos-worker", "lib_native.so"):
             (folder / name).write_bytes(elf(machine, b"GLIBC_2.28") + name.encode())
+        library = folder / "backends/llamacpp/libpharos_llamacpp.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_bytes(elf(machine))
         packer().pack(folder, folder, notices)
     return folder
 
@@ -61,6 +64,7 @@ def test_the_sbom_has_what_is_compiled_into_the_executables(notices):
     assert found.items() <= locked.items()
     names = {name for name, _ in found}
     assert {"tokio", "tonic", "hyper", "tract-onnx", "pyo3", "mimalloc", "ring"} <= names
+    assert {"llama-cpp-sys-2", "llguidance"} <= names, "crates of the backend of GGUF files"
     assert not {"criterion", "tempfile", "pharos"} & names, "crates of tests, and own crates"
 
 
@@ -69,10 +73,11 @@ def test_each_crate_has_an_accepted_licence_and_its_text(notices):
     heads = re.findall(r"^(\S+) (\S+): (.*) \((.*)\)$", (notices / "THIRD_PARTY_LICENSES.txt").read_text(), re.M)
     components = json.loads((notices / "pharos.cdx.json").read_text())["components"]
     assert [(name, number) for name, number, _, _ in heads] == [(one["name"], one["version"]) for one in components]
+    assert "The ggml authors" in (notices / "THIRD_PARTY_LICENSES.txt").read_text(), "the licence of llama.cpp itself"
     for name, _, expression, _ in heads:
         choices = re.split(r" OR ", expression.replace("(", "").replace(")", ""))
         assert any(all(part in accepted for part in choice.split(" AND ")) for choice in choices), f"{name}: {expression}"
-    assert {name for name, _, _, where in heads if where.startswith("no text")} <= {"tonic-prost", "tract-extra", "nom-language"}
+    assert {name for name, _, _, where in heads if where.startswith("no text")} <= {"llama-cpp-2", "tonic-prost", "tract-extra", "nom-language"}
 
 
 def test_a_release_has_every_file(wheels, tmp_path):
@@ -90,6 +95,7 @@ def test_a_release_has_every_file(wheels, tmp_path):
     with tarfile.open(tmp_path / f"a/pharos-{version}-linux-x86_64.tar.gz") as found:
         modes = {entry.name.partition("/")[2]: entry.mode for entry in found.getmembers()}
     assert modes["bin/pharos"] == modes["bin/pharos-worker"] == 0o755
+    assert "lib/pharos/backends/llamacpp/libpharos_llamacpp.so" in modes, "where the server in bin searches for it"
     assert {"LICENSE", "THIRD_PARTY_LICENSES.txt", "pharos.cdx.json", "pharos.service"} <= modes.keys()
     with zipfile.ZipFile(next((tmp_path / "a").glob("*x86_64.whl"))) as found:
         assert {f"pharos_server-{version}.dist-info/{name}" for name in ("licenses/THIRD_PARTY_LICENSES.txt", "sboms/pharos.cdx.json")} <= set(found.namelist())

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from deploy.wheels import NATIVE, elf, packer
+from harness.gguf import write_model
+from harness.llamacpp import LIBRARY, client_of, needs_llamacpp
 from harness.ports import free_ports
 from harness.server import EXAMPLES, ROOT, Process, Server, binary
 from harness.waiting import DEADLINE_S, eventually
@@ -83,8 +85,9 @@ def test_the_wheel_has_every_file_and_is_small(wheel):
     with zipfile.ZipFile(wheel) as found:
         names = set(found.namelist())
         assert {"triton_python_backend_utils.py", "pharos_worker/_native.abi3.so", "pharos_worker/torchserve/ts/context.py"} <= names
-        modes = {name: found.getinfo(name).external_attr >> 16 & 0o777 for name in names if "/_bin/" in name}
-        assert modes == {"pharos_worker/_bin/pharos": 0o755, "pharos_worker/_bin/pharos-worker": 0o755}
+        modes = {name.partition("/_bin/")[2]: found.getinfo(name).external_attr >> 16 & 0o777 for name in names if "/_bin/" in name}
+        llamacpp = {f"backends/llamacpp/{path.name}": 0o755 for path in LIBRARY.parent.glob("*.so*")}
+        assert modes == {"pharos": 0o755, "pharos-worker": 0o755} | llamacpp
         recorded = found.read(next(name for name in names if name.endswith("RECORD"))).decode().splitlines()
         assert {line.split(",")[0] for line in recorded} == names
 
@@ -142,6 +145,16 @@ def test_serve_takes_a_model_file(scripts, tmp_path):
     with Installed(tmp_path, [str(scripts / "pharos"), "serve", str(model)]) as server:
         assert set(server.index()) == {"digits"}
         assert "onnxruntime" in server.log.read_text()
+
+
+@needs_llamacpp
+def test_serve_takes_a_language_model(scripts, tmp_path):
+    """The backend of GGUF files is in the package: nothing else is installed."""
+    write_model(tmp_path / "little.gguf")
+    with Installed(tmp_path, [str(scripts / "pharos"), "serve", str(tmp_path / "little.gguf")]) as server:
+        messages = [{"role": "user", "content": "hello"}]
+        answer = client_of(server).chat.completions.create(model="little", messages=messages, max_tokens=4)
+        assert answer.usage.completion_tokens == 4 and answer.choices[0].finish_reason == "length"
 
 
 def test_python_models_run_with_the_python_of_the_environment(scripts, tmp_path):

@@ -9,6 +9,7 @@ mod engine;
 mod host;
 mod model;
 mod pooling;
+mod processor;
 mod requests;
 mod sampler;
 mod sampling;

@@ -10,6 +10,7 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 
 use crate::host::{Failure, Host, Level};
+use crate::processor;
 use crate::sampling::Structure;
 use crate::schemas;
 use crate::settings::{DEFAULT_CONTEXT, Settings};
@@ -99,34 +100,16 @@ fn logged_errors() -> String {
     }
 }
 
-/// Returns what the processor lacks for this build of llama.cpp.
-fn missing_instructions() -> Option<&'static str> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let has_all = std::arch::is_x86_feature_detected!("avx2")
-            && std::arch::is_x86_feature_detected!("fma")
-            && std::arch::is_x86_feature_detected!("f16c")
-            && std::arch::is_x86_feature_detected!("bmi2");
-        (!has_all).then_some("AVX2, FMA, F16C and BMI2")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    None
-}
-
 impl Model {
     /// Loads a model.
     ///
     /// # Errors
     /// The file is not a model that llama.cpp runs; for the author of the model.
     pub(crate) fn load(settings: &Settings, host: Host) -> Result<Loaded, String> {
-        if let Some(instructions) = missing_instructions() {
-            return Err(format!(
-                "this build of llama.cpp needs a processor with the instructions {instructions}"
-            ));
-        }
         let _ = HOST.set(host);
         // SAFETY: the function lives as long as the process.
         unsafe { llama_cpp_sys_2::llama_log_set(Some(log), std::ptr::null_mut()) };
+        processor::prepare()?;
         let backend = LlamaBackend::init().map_err(|error| error.to_string())?;
         let parameters = LlamaModelParams::default().with_n_gpu_layers(settings.gpu_layers);
         let mut inner =

@@ -1,0 +1,7 @@
+//! See `checks::openai`.
+#![no_main]
+
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::openai(data));
