@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm smoke \
+.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
   soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -120,6 +120,12 @@ test-under-load: test-workers python-worker $(VENV)/ready ## the client tests in
 test-vllm: test-workers python-worker $(VENV)/ready ## the tests of the backend vllm with a real vLLM on CPUs (installs six gigabytes)
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
 	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/backends/test_vllm.py
+
+test-benchmark-clients: test-workers python-worker llamacpp $(VENV)/ready ## the benchmark clients of vLLM and aiperf (eight gigabytes) with a small GGUF model
+	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
+	.ci/venv $(TARGET)/venv-aiperf aiperf==0.13.0
+	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python PHAROS_AIPERF_PYTHON=$(abspath $(TARGET))/venv-aiperf/bin/python \
+	  $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/protocol/test_benchmark_clients.py
 
 SOAK_SECONDS ?= 60
 soak: test-workers $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand

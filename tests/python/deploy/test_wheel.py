@@ -153,8 +153,8 @@ def test_serve_takes_a_language_model(scripts, tmp_path):
     write_model(tmp_path / "little.gguf")
     with Installed(tmp_path, [str(scripts / "pharos"), "serve", str(tmp_path / "little.gguf")]) as server:
         messages = [{"role": "user", "content": "hello"}]
-        answer = client_of(server).chat.completions.create(model="little", messages=messages, max_tokens=4)
-        assert answer.usage.completion_tokens == 4 and answer.choices[0].finish_reason == "length"
+        answer = client_of(server).chat.completions.create(model="little", messages=messages)
+        assert answer.usage.completion_tokens > 0 and answer.choices[0].message.content
 
 
 def test_python_models_run_with_the_python_of_the_environment(scripts, tmp_path):
