@@ -208,6 +208,7 @@ builtins! {
     OpenStreams = "pharos_open_streams" OpenStreams;
     ModelLastLoad = "pharos_model_last_load_successful" Family;
     ModelState = "pharos_model_state" Family;
+    ModelLoadProgress = "pharos_model_load_progress_ratio" Family;
     ModelChanges = "pharos_model_changes_total" Family;
     OnDemandLoads = "pharos_on_demand_loads_total" Family;
     OnDemandUnloads = "pharos_on_demand_unloads_total" Family;

@@ -234,6 +234,7 @@ fn frames_round_trip() {
         response(),
         call(),
         ToFrontend::Ready(true),
+        ToFrontend::LoadProgress(43),
     ];
     for frame in frames
         .into_iter()

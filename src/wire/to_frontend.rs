@@ -36,6 +36,9 @@ pub enum ToFrontend {
     RegionsLost(Vec<u64>),
     /// The answer of the model to [`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness).
     Ready(bool),
+    /// How much of the model is loaded, in percent: 0 to 100. Sent before [`Self::Loaded`], each
+    /// percent at most once.
+    LoadProgress(u8),
 }
 
 /// One of any number of responses to a request of a decoupled model, in the order for the client.
@@ -174,6 +177,10 @@ impl ToFrontend {
                 out.push(11);
                 regions.put(out);
             }
+            Self::LoadProgress(percent) => {
+                out.push(12);
+                percent.put(out);
+            }
         });
     }
 }
@@ -199,6 +206,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             9 => ToFrontend::Returned(Wire::get(input)?),
             10 => ToFrontend::Ready(Wire::get(input)?),
             11 => ToFrontend::RegionsLost(Wire::get(input)?),
+            12 => ToFrontend::LoadProgress(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })

@@ -103,6 +103,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&[
                 "cache",
                 "launch",
+                "load_progress",
                 "memory",
                 "model_memory",
                 "onnxruntime",

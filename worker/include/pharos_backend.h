@@ -400,6 +400,14 @@ struct pharos_host {
        responder is any that has not been freed. Hold responses for microseconds only. Servers before 0.4 do not have
        this function: test PHAROS_HAS(host, responder_hold). */
     void (*responder_hold)(pharos_responder *responder, int32_t hold);
+
+    /* -- in pharos_backend_create, from any thread --------------------------------------------------------------- */
+
+    /* Reports how much of the model is loaded, from 0 to 1: the server shows it in the repository index, the log and
+       the metrics. Call it as often as is convenient: only a percentage above all earlier ones is sent.
+       PHAROS_INVALID_ARG: the fraction is not a number from 0 to 1. Servers before 0.4 do not have this function: test
+       PHAROS_HAS(host, report_load_progress). */
+    pharos_code (*report_load_progress)(const pharos_context *context, double fraction);
 };
 
 /* ---- The library's functions ----------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@ pub mod engine;
 mod ensemble;
 pub mod fuzzing;
 pub mod launch;
+mod load_progress;
 pub mod loader;
 #[allow(unsafe_code)]
 mod memory;

@@ -417,6 +417,16 @@ impl Loader {
             ),
         }
         let mut index = states.index(ready_only);
+        for (model, percent) in self.models.loads.percentages() {
+            let of_load = index.iter_mut().filter(|entry| {
+                entry.state == Some(State::Loading)
+                    && entry.name == *model.name
+                    && entry.version == Some(model.version)
+            });
+            of_load.for_each(|entry| {
+                entry.reason = StateReason::Other(format!("{percent} % loaded"));
+            });
+        }
         for entry in index.iter_mut().filter(|entry| entry.state == Some(State::Ready)) {
             let versions = snapshot.serving.get(&entry.name);
             let serving =

@@ -27,6 +27,7 @@ use pharos::repository::States;
 use tokio::sync::watch;
 
 use crate::cache::ResponseCache;
+use crate::load_progress::Loads;
 use crate::memory::PinnedPool;
 use crate::model_memory::MemoryUse;
 use crate::scheduler::Limits;
@@ -105,6 +106,8 @@ pub(crate) struct SharedResources {
 /// The models of this server.
 pub(crate) struct ModelTable {
     pub(crate) shared: SharedResources,
+    /// The loads in progress.
+    pub(crate) loads: Loads,
     /// Versions that have left the table and have not ended. Locked only to add or remove one.
     retired: Mutex<Vec<Retired>>,
     /// Set to end the drain immediately.
@@ -138,6 +141,7 @@ impl ModelTable {
         let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
         Self {
             shared,
+            loads: Loads::default(),
             retired: Mutex::default(),
             abort_drain: watch::Sender::new(false),
             load_waits: AtomicUsize::new(0),

@@ -25,6 +25,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::calls::{Caller, Models};
 use crate::launch::Launch;
+use crate::load_progress::{InstanceProgress, LoadProgress};
 use crate::memory::PinnedPool;
 use crate::model_memory::MemoryShare;
 use crate::process::{self, Printed, ProcessPlacement, StartWorkers};
@@ -74,6 +75,8 @@ pub(crate) struct Plan {
     /// Starts their processes.
     pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
+    /// The progress of the load that starts the instances.
+    pub(crate) progress: Arc<LoadProgress>,
     /// The directory of the initial values of states.
     pub(crate) initial_states: PathBuf,
     pub(crate) threads: u32,
@@ -113,6 +116,7 @@ struct Instance {
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     health: Arc<Health>,
+    progress: Arc<InstanceProgress>,
     /// The health of all instances of the model version, including this one.
     all: InstanceHealth,
     /// The number of losses since it was last ready.
@@ -275,8 +279,16 @@ impl Instance {
         let models = self.plan.models.clone();
         let caller = self.plan.caller.clone();
         let cache = self.plan.cache.clone();
-        let events =
-            Session::start(link.clone(), self.driver.clone(), self.id, models, caller, cache);
+        self.progress.restart();
+        let events = Session::start(
+            link.clone(),
+            self.driver.clone(),
+            self.id,
+            models,
+            caller,
+            cache,
+            self.progress.clone(),
+        );
         let pid = worker.process.id();
         if let Some(pid) = pid.filter(|_| self.outcome.is_none() && background::is_entered()) {
             // Requests wait for a restart.
@@ -489,6 +501,9 @@ impl Instance {
                 }
                 running.kill();
             }
+        }
+        if self.outcome.is_some() {
+            self.plan.progress.log(clock::now());
         }
         self.limit_waiting();
         self.look_at_device(machine, running);

@@ -18,6 +18,7 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{Notify, mpsc};
 
 use crate::calls::{Caller, Calls, Models};
+use crate::load_progress::InstanceProgress;
 use crate::scheduler::Driver;
 use crate::wire::{SharedLink, take_frames};
 use pharos_os::clock;
@@ -49,6 +50,7 @@ pub(crate) struct Session {
     instance: InstanceId,
     calls: Calls,
     cache: Arc<Cache>,
+    progress: Arc<InstanceProgress>,
     events: mpsc::UnboundedSender<Event>,
     began: Instant,
     // Held while frames are handled, so that they keep their order.
@@ -74,7 +76,8 @@ const MAX_ROUNDS: u32 = 8;
 
 impl Session {
     /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the
-    /// models that the worker may call, and `caller` is its own.
+    /// models that the worker may call, and `caller` is its own. `progress` gets what the worker
+    /// reports about its load.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,
@@ -82,6 +85,7 @@ impl Session {
         models: Weak<dyn Models>,
         caller: Arc<Caller>,
         cache: Arc<Cache>,
+        progress: Arc<InstanceProgress>,
     ) -> mpsc::UnboundedReceiver<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), driver.clone(), models, caller);
@@ -98,6 +102,7 @@ impl Session {
             instance,
             calls,
             cache,
+            progress,
             events,
             began,
             inbox,
@@ -228,7 +233,9 @@ impl Session {
             ToFrontend::Returned(loans) => self.link.give_back(&loans),
             ToFrontend::RegionsLost(regions) => self.link.announce_again(&regions),
             ToFrontend::Ready(ready) => self.link.ready_reported(ready),
+            ToFrontend::LoadProgress(percent) => self.progress.report(percent),
             ToFrontend::Loaded(loaded) => {
+                self.progress.report(100);
                 self.link.loaded(&loaded);
                 self.report(Event::Loaded(loaded));
             }
@@ -287,6 +294,7 @@ impl PolledSource for Session {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
+    use pharos::id::ModelVersion;
     use pharos::infer::{InferInput, InferRequest};
     use pharos::metrics::statistics;
     use pharos::tensor::{DataType, Tensor};
@@ -294,6 +302,7 @@ mod tests {
     use pharos::wire::ToWorker;
 
     use super::*;
+    use crate::load_progress::Loads;
     use crate::loader::Loader;
     use crate::scheduler::test_driver;
     use crate::wire::worker_end;
@@ -318,8 +327,15 @@ mod tests {
         let (cache, driver) = test_driver::create(config);
         let (link, mut worker) = worker_end::connect();
         let models = Weak::<Loader>::new();
-        let mut events =
-            Session::start(link.clone(), driver.clone(), INSTANCE, models, Arc::default(), cache);
+        let mut events = Session::start(
+            link.clone(),
+            driver.clone(),
+            INSTANCE,
+            models,
+            Arc::default(),
+            cache,
+            Arc::default(),
+        );
         worker.send(&forged(WARM_UP));
         let Some(Event::WarmedUp(Done { stamps, .. })) = events.recv().await else {
             panic!("no end of a warm-up")
@@ -343,5 +359,39 @@ mod tests {
         let _ = answer.await.unwrap();
         let computed = statistics::of(&driver.series).batch_stats.first().unwrap().compute_infer.ns;
         assert!(computed <= clock::now().ns_since(began), "{computed}");
+    }
+
+    #[tokio::test]
+    async fn the_progress_of_a_load_comes_from_its_worker_at_any_time() {
+        let loads = Loads::default();
+        let load = loads.begin(ModelVersion::new("m", 1), clock::now());
+        let progress = load.progress().add_instance();
+        let (cache, driver) = test_driver::create("backend: 'builtin'");
+        let (link, mut worker) = worker_end::connect();
+        let models = Weak::<Loader>::new();
+        let mut events =
+            Session::start(link, driver, INSTANCE, models, Arc::default(), cache, progress);
+        let loaded = Loaded {
+            engine: "test".to_owned(),
+            memory: 0,
+            details: false,
+            has_readiness_check: false,
+            pinned: 0,
+        };
+        for (frame, expected) in [
+            (ToFrontend::LoadProgress(43), 43),
+            (ToFrontend::LoadProgress(12), 43),
+            (ToFrontend::Loaded(loaded), 100),
+            (ToFrontend::LoadProgress(44), 100),
+            (ToFrontend::LoadProgress(u8::MAX), 100),
+        ] {
+            worker.send(&frame);
+            // Its event shows that the frame before it was read.
+            worker.send(&forged(WARM_UP));
+            while !matches!(events.recv().await.unwrap(), Event::WarmedUp(_)) {}
+            let percents: Vec<u8> =
+                loads.percentages().into_iter().map(|(_, percent)| percent).collect();
+            assert_eq!(percents, [expected], "{frame:?}");
+        }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) struct Model {
     pub(crate) version: String,
     /// Whether the latest load of the model failed. Earlier versions may serve.
     pub(crate) load_failed: bool,
+    /// Whether the version is in the state LOADING, and the share of it that is loaded.
+    pub(crate) is_loading: bool,
+    pub(crate) loaded_share: Option<f64>,
     /// Ready instances, and all. Ensembles have none.
     pub(crate) ready: Option<f64>,
     pub(crate) instances: Option<f64>,
@@ -57,21 +60,20 @@ pub(crate) fn models(history: &History) -> Vec<Model> {
     let Some(now) = history.latest() else { return Vec::new() };
     let recent = history.recent().map(Recent::new);
     let levels = Levels::new(now);
-    known(now, &levels.load_failed)
-        .into_iter()
-        .map(|key| model(key, &levels, recent.as_ref()))
-        .collect()
+    known(now, &levels).into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
 }
 
-/// Returns the models of a scrape: the loaded versions, and, without a version, models whose load
-/// failed.
-fn known(scrape: &Scrape, load_failed: &BTreeSet<String>) -> BTreeSet<ModelKey> {
+/// Returns the models of a scrape: the loaded and loading versions, and, without a version, models
+/// whose load failed.
+fn known(scrape: &Scrape, levels: &Levels) -> BTreeSet<ModelKey> {
     let families = [SUCCESS, INSTANCES, PENDING];
     let keys =
         families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
     let mut known: BTreeSet<ModelKey> = keys.filter(|(name, _)| !name.is_empty()).collect();
+    known.extend(levels.loading.iter().cloned());
     let loaded: BTreeSet<String> = known.iter().map(|(name, _)| name.clone()).collect();
-    known.extend(load_failed.difference(&loaded).map(|name| (name.clone(), String::new())));
+    let failed = levels.load_failed.difference(&loaded);
+    known.extend(failed.map(|name| (name.clone(), String::new())));
     known
 }
 
@@ -84,6 +86,9 @@ struct Levels {
     instances: ByModel,
     waiting: ByModel,
     memory: ByModel,
+    /// The versions in the state LOADING.
+    loading: BTreeSet<ModelKey>,
+    loaded_shares: ByModel,
     /// The models whose latest load failed.
     load_failed: BTreeSet<String>,
 }
@@ -92,6 +97,10 @@ impl Levels {
     fn new(now: &Scrape) -> Self {
         let failed =
             now.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
+        let loading = now
+            .list(Builtin::ModelState)
+            .iter()
+            .filter(|(key, value)| key.label("state") == "LOADING" && *value == 1.0);
         let mut ready = ByModel::new();
         for (key, value) in now.list(INSTANCES) {
             *ready.entry(model_key(key)).or_default() +=
@@ -102,6 +111,8 @@ impl Levels {
             instances: now.sums(INSTANCES, model_key),
             waiting: now.sums(PENDING, model_key),
             memory: now.sums(Builtin::WorkerMemory, model_key),
+            loading: loading.map(|(key, _)| model_key(key)).collect(),
+            loaded_shares: now.sums(Builtin::ModelLoadProgress, model_key),
             load_failed: failed.map(|(key, _)| key.label("model").to_owned()).collect(),
         }
     }
@@ -147,6 +158,8 @@ fn model(key: ModelKey, levels: &Levels, recent: Option<&Recent>) -> Model {
     let instances = level(&levels.instances).filter(|count| *count > 0.0);
     let mut model = Model {
         load_failed: levels.load_failed.contains(&key.0),
+        is_loading: levels.loading.contains(&key),
+        loaded_share: level(&levels.loaded_shares),
         ready: instances.and(level(&levels.ready)),
         instances,
         waiting: level(&levels.waiting),
@@ -293,6 +306,27 @@ mod tests {
                 ("old", "1", Some(1.0), true)
             ]
         );
+    }
+
+    #[test]
+    fn versions_that_load_are_listed_with_their_progress() {
+        let state = |model: &str, state: &str, value: u8| {
+            format!(
+                "pharos_model_state{{model=\"{model}\",version=\"1\",state=\"{state}\"}} {value}\n"
+            )
+        };
+        let text = state("known", "LOADING", 1)
+            + "pharos_model_load_progress_ratio{model=\"known\",version=\"1\"} 0.43\n"
+            + &state("unknown", "LOADING", 1)
+            + &state("unloaded", "LOADING", 0)
+            + &state("unloaded", "UNAVAILABLE", 1);
+        let found = models(&history(&[&text]));
+        let shown: Vec<_> = found
+            .iter()
+            .map(|model| (model.name.as_str(), model.is_loading, model.loaded_share))
+            .collect();
+        assert_eq!(shown, [("known", true, Some(0.43)), ("unknown", true, None)]);
+        assert!(!found.iter().any(Model::is_troubled));
     }
 
     #[test]

@@ -282,6 +282,10 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Model], view: &mut V
     let rows = models.iter().skip(view.first).take(view.room).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
+            _ if model.is_loading => match model.loaded_share {
+                None => "loading".to_owned(),
+                share => percent(share),
+            },
             _ if model.load_failed && model.version.is_empty() => "failed".to_owned(),
             _ => crate::format::NONE.to_owned(),
         };

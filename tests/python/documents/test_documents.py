@@ -353,11 +353,13 @@ def printed_by(code: str, server, names: dict) -> str:
 
 @needs_worker
 def test_python_models_of_the_guide(tmp_path):
-    """The model is served with its configuration; after three requests its metric is as shown. So is a defined metric."""
-    code, recorder = of_test("test_python_models_of_the_guide", language="python")
+    """The model is served with its configuration; after three requests its metric is as shown. So is a defined metric. The model that
+    reports its progress is loaded."""
+    code, reporter, recorder = of_test("test_python_models_of_the_guide", language="python")
     (config,) = of_test("test_python_models_of_the_guide", language="pbtxt")
     (shown,) = of_test("test_python_models_of_the_guide", language="text")
-    for name, text in {"calls": code.text, "shop": recorder.text + PYTHON_MODEL}.items():
+    parts = f"load_tokenizer = load_network = str\n{reporter.text}\n    def execute(self, requests):\n        return []\n"
+    for name, text in {"calls": code.text, "shop": recorder.text + PYTHON_MODEL, "parts": parts}.items():
         (tmp_path / f"models/{name}/1").mkdir(parents=True)
         (tmp_path / f"models/{name}/1/model.py").write_text(text)
         (tmp_path / f"models/{name}/config.pbtxt").write_text(config.text)
@@ -420,10 +422,10 @@ def test_the_module_ts_without_a_server():
 
 
 def test_the_function_of_a_backend_compiles(tmp_path):
-    """With the header and what the example leaves out: the instance and the computation."""
-    (block,) = of_test("test_the_function_of_a_backend_compiles")
+    """With the header and what the examples leave out: the instance and the computation."""
     lines = ["#include <pharos_backend.h>", "typedef struct { const pharos_host *host; } my_instance;"]
-    lines += ["void compute(const void *from, void *to, size_t bytes);", block.text]
+    lines += ["void compute(const void *from, void *to, size_t bytes);"]
+    lines += [block.text for block in of_test("test_the_function_of_a_backend_compiles")]
     (tmp_path / "backend.c").write_text("\n".join(lines))
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", ROOT / "worker/include"]
     done = subprocess.run(["cc", *flags, tmp_path / "backend.c"], capture_output=True, text=True)

@@ -172,6 +172,26 @@ def test_the_page_computes_rates_and_percentiles(loaded, page):
 
 
 @needs_browser
+def test_the_page_lists_versions_that_load(loaded, page):
+    """A version in the state LOADING has its progress, if it is known, also beside the instances of a model that serves."""
+    page.open(url(loaded))
+    shows(page, "tile-rate", r"^[1-9]")
+    scrape = "".join(f'pharos_model_state{{model="{name}",version="1",state="LOADING"}} 1\n' for name in ("known", "unknown"))
+    scrape += "".join(f'pharos_model_load_progress_ratio{{model="{name}",version="1"}} 0.43\n' for name in ("known", "serves"))
+    scrape += 'pharos_instances{model="serves",version="1",state="ready"} 1\n'
+    script = f"""(() => {{
+      const scrape = new Scrape({json.dumps(scrape)}, 0, new Map()), loading = loads(scrape);
+      return [...models(scrape)].map(([key, {{ model, version }}]) => {{
+        const all = model === "serves" ? 1 : null;
+        return [model, instancesText({{ version, ready: all, all, loadFailed: false, load: loading.get(key) ?? null }})[0]];
+      }});
+    }})()"""
+    shown = {"known": "43 % loaded", "unknown": "loading", "serves": "1 of 1 ready, 43 % loaded"}
+    assert dict(page.ask(script)) == shown
+    assert page.complaints == []
+
+
+@needs_browser
 def test_a_model_is_chosen_by_keyboard(loaded, page):
     """Tab focuses the model's button and Enter selects the model; the URL stores the selection; the filter and the theme work."""
     page.open(url(loaded))

@@ -2,9 +2,10 @@
 //! time and from any thread.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use pharos::error::InferError;
+use pharos::wire::ToFrontend;
 
 use crate::aligned::AlignedBuffer;
 use crate::connection::Connection;
@@ -24,6 +25,9 @@ pub struct Session {
     pub metrics: Metrics,
     pub(crate) devices: Arc<dyn Devices>,
     pub(crate) next_call: AtomicU64,
+    /// What [`Runtime::report_load_progress`] has sent: 0 for nothing, else the percentage plus
+    /// one.
+    load_progress: AtomicU8,
 }
 
 /// Access to the other models of the server, memory for answers, and devices. Clones share the same
@@ -49,6 +53,7 @@ impl Runtime {
             metrics,
             devices,
             next_call: AtomicU64::new(1),
+            load_progress: AtomicU8::new(0),
         }))
     }
 
@@ -56,6 +61,26 @@ impl Runtime {
     #[doc(hidden)]
     pub fn session(&self) -> &Arc<Session> {
         &self.0
+    }
+
+    /// Reports how much of the model is loaded, from 0 to 1, while the backend is created. The
+    /// server shows it in the repository index, the log and the metrics. Call it as often as is
+    /// convenient: only a percentage above all earlier ones is sent. Has no effect after the load.
+    ///
+    /// # Errors
+    /// INVALID_ARG: the fraction is not a number from 0 to 1.
+    pub fn report_load_progress(&self, fraction: f64) -> Result<(), InferError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(InferError::invalid(format!(
+                "the progress of a load is {fraction}; expected a number from 0 to 1"
+            )));
+        }
+        let percent = (fraction * 100.0).round() as u8;
+        let sent = self.0.load_progress.fetch_max(percent + 1, Ordering::Relaxed);
+        if sent <= percent {
+            self.0.arenas.send(&ToFrontend::LoadProgress(percent));
+        }
+        Ok(())
     }
 
     /// Allocates a block of the memory for answers, for

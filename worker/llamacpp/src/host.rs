@@ -178,6 +178,24 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Returns a function that reports how much of the model is loaded, from 0 to 1. It has no effect
+    /// if the server is older than this report.
+    ///
+    /// # Safety
+    /// The function is called only until `pharos_backend_create` returns.
+    pub(crate) unsafe fn progress_reporter(&self) -> impl Fn(f32) + 'static {
+        let host = self.host;
+        let context = ptr::from_ref(self.raw);
+        let has_function =
+            host.0.size >= offset_of!(pharos_host, report_load_progress) + size_of::<usize>();
+        move |fraction| {
+            if has_function {
+                // The caller guarantees that the context is valid.
+                call!(host, report_load_progress(context, fraction.into()));
+            }
+        }
+    }
+
     /// Refuses to load the model. Returns what `pharos_backend_create` returns.
     pub(crate) fn fail_load(&self, message: &str) -> pharos_code {
         call!(self.host, fail_load(self.raw, c_text(message).as_ptr()))

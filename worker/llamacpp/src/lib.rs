@@ -69,7 +69,7 @@ impl Instance {
     fn create(context: &Context<'_>) -> Result<Self, String> {
         let settings = Settings::read(context)?;
         let outputs = output_positions(&context.outputs());
-        let Loaded { model, adapters } = Model::load(&settings, context.host)?;
+        let Loaded { model, adapters } = Model::load(&settings, context)?;
         let model = Arc::new(model);
         let gauges = Gauges {
             running: context.gauge("pharos_llm_running_requests"),

@@ -9,7 +9,7 @@ use llama_cpp_2::token::LlamaToken;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 
-use crate::host::{Failure, Host, Level};
+use crate::host::{Context, Failure, Host, Level};
 use crate::processor;
 use crate::sampling::Structure;
 use crate::schemas;
@@ -105,13 +105,20 @@ impl Model {
     ///
     /// # Errors
     /// The file is not a model that llama.cpp runs; for the author of the model.
-    pub(crate) fn load(settings: &Settings, host: Host) -> Result<Loaded, String> {
-        let _ = HOST.set(host);
+    pub(crate) fn load(settings: &Settings, context: &Context<'_>) -> Result<Loaded, String> {
+        let _ = HOST.set(context.host);
         // SAFETY: the function lives as long as the process.
         unsafe { llama_cpp_sys_2::llama_log_set(Some(log), std::ptr::null_mut()) };
         processor::prepare()?;
         let backend = LlamaBackend::init().map_err(|error| error.to_string())?;
-        let parameters = LlamaModelParams::default().with_n_gpu_layers(settings.gpu_layers);
+        // SAFETY: llama.cpp calls the function while it loads the model, during the creation.
+        let report = unsafe { context.progress_reporter() };
+        let parameters = LlamaModelParams::default()
+            .with_n_gpu_layers(settings.gpu_layers)
+            .with_progress_callback(move |fraction| {
+                report(fraction);
+                true
+            });
         let mut inner =
             LlamaModel::load_from_file(&backend, &settings.file, &parameters).map_err(|_| {
                 format!("'{}' cannot be loaded: {}", settings.file.display(), logged_errors())

@@ -31,7 +31,7 @@ fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-fn is_forked() -> bool {
+pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 

@@ -1,9 +1,14 @@
-//! The functions of `pb_utils` on the request path, and the functions that call the server.
+//! The functions of `pb_utils` on the request path, the functions that call the server, and the
+//! report of a load's progress.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::call;
+use crate::error::TritonModelException;
+use crate::metrics::is_forked;
+use crate::model::model;
 use crate::parameters;
 use crate::request::InferenceRequest;
 
@@ -12,7 +17,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(get_input_tensor_by_name, module)?)?;
     module.add_function(wrap_pyfunction!(load_model, module)?)?;
     module.add_function(wrap_pyfunction!(unload_model, module)?)?;
-    module.add_function(wrap_pyfunction!(is_model_ready, module)?)
+    module.add_function(wrap_pyfunction!(is_model_ready, module)?)?;
+    module.add_function(wrap_pyfunction!(report_load_progress, module)?)
 }
 
 /// Returns the input of this name, or None.
@@ -64,4 +70,19 @@ fn unload_model(py: Python<'_>, model_name: &str, unload_dependents: bool) -> Py
 #[pyo3(signature = (model_name, model_version = ""))]
 fn is_model_ready(py: Python<'_>, model_name: &str, model_version: &str) -> PyResult<bool> {
     call::is_ready(py, model_name, model_version)
+}
+
+/// Reports how much of the model is loaded, a number from 0 to 1, in `initialize`: the server shows
+/// it in the repository index, the log and the metrics. Only a percentage above all earlier ones is
+/// sent.
+#[pyfunction]
+fn report_load_progress(py: Python<'_>, fraction: f64) -> PyResult<()> {
+    let model = model()?;
+    if is_forked() || model.is_open() {
+        return Err(TritonModelException::new_err(
+            "the progress of a load can be reported only in initialize, by the process of the model",
+        ));
+    }
+    py.detach(|| model.runtime.report_load_progress(fraction))
+        .map_err(|error| PyValueError::new_err(error.message))
 }

@@ -633,6 +633,23 @@ fn the_gauge_reports_the_memory_of_the_states() {
 }
 
 #[test]
+fn each_percentage_of_a_load_is_sent_once() {
+    let World { instance, mut frontend, .. } = load(&builtin("identity", IO), &[]).unwrap();
+    let report = |fraction| instance.runtime.report_load_progress(fraction);
+    for wrong in [-0.01, 1.01, f64::NAN, f64::INFINITY] {
+        let error = report(wrong).unwrap_err().message;
+        let expected = "expected a number from 0 to 1";
+        assert!(error.contains(&format!("is {wrong}; {expected}")), "{error}");
+    }
+    for fraction in [0.0, 0.001, 0.29, 0.29, 0.1, 0.2949, 1.0, 1.0] {
+        report(fraction).unwrap();
+    }
+    drop(instance);
+    let expected = [0, 29, 100].map(ToFrontend::LoadProgress);
+    assert_eq!(frontend.frames_to_the_end(), expected);
+}
+
+#[test]
 fn a_process_without_a_thread_that_watches_the_frontend_tells_why_it_loads_nothing() {
     let Parts { load, descriptors, folder: _folder, .. } =
         parts(&builtin("identity", IO), &[], &Cuda::new(None));

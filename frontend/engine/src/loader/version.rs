@@ -28,6 +28,7 @@ use crate::cache::{ModelResponseCache, ResponseCache};
 use crate::calls::Caller;
 use crate::launch::limits::Limited;
 use crate::launch::{self, Launch, Reading};
+use crate::load_progress::LoadProgress;
 use crate::model_memory::MemoryShare;
 use crate::process;
 use crate::scheduler::placement::Placement;
@@ -224,7 +225,8 @@ impl Loader {
             response_cache: cache,
         };
         let driver = Driver::new(settings, self.timer.clone());
-        let plan = Arc::new(self.plan(startup, threads, memory.0.clone()));
+        let load = self.models.loads.begin(model.clone(), began);
+        let plan = Arc::new(self.plan(startup, threads, memory.0.clone(), load.progress()));
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
@@ -328,7 +330,8 @@ impl Loader {
             };
             let size = self.size_with(serving, &config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
-            let plan = Arc::new(self.plan(startup, threads, room.0.clone()));
+            let load = self.models.loads.begin(serving.model.clone(), clock::now());
+            let plan = Arc::new(self.plan(startup, threads, room.0.clone(), load.progress()));
             ending = instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
                 let mut surplus_bytes = share.bytes();
@@ -475,6 +478,7 @@ impl Loader {
         startup: Startup,
         threads: u32,
         memory: Option<Arc<MemoryShare>>,
+        progress: Arc<LoadProgress>,
     ) -> Plan {
         let Startup { directory, config, launch, warmups, caller, files, loaded_files } = startup;
         let policies = self.settings.policies.clone();
@@ -492,6 +496,7 @@ impl Loader {
         Plan {
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
+            progress,
             threads,
             spin_us: match launch.limits.as_ref().and_then(Limited::processors) {
                 // A quota also counts the time in which a worker polls.

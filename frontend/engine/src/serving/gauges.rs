@@ -229,8 +229,8 @@ impl ModelTable {
         all
     }
 
-    /// Sets the state gauge of every known version, and the result of the latest load of every
-    /// known model.
+    /// Sets the state gauge of every known version, the result of the latest load of every known
+    /// model, and the progress of loads.
     fn observe_states(&self) {
         let snapshot = self.snapshot();
         let loads = snapshot
@@ -252,6 +252,15 @@ impl ModelTable {
             }
         }
         self.shared.metrics.set_gauges(Builtin::ModelState, &rows);
+        let mut loading = Vec::new();
+        for (model, percent) in self.loads.percentages() {
+            loading.push((model.name, model.version.to_string(), percent));
+        }
+        let rows = loading.iter().map(|(name, version, percent)| {
+            (vec![&**name, version.as_str()], f64::from(*percent) / 100.0)
+        });
+        let rows: Rows<'_> = rows.collect();
+        self.shared.metrics.set_gauges(Builtin::ModelLoadProgress, &rows);
     }
 
     /// Sets the gauges of running ensemble steps. Only ensembles with a limit have these series.

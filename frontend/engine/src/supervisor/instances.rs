@@ -337,6 +337,7 @@ impl Instances {
             plan: plan.clone(),
             driver: driver.clone(),
             health: health.clone(),
+            progress: plan.progress.add_instance(),
             all: self.instance_health.clone(),
             losses: 0,
             reported: None,

@@ -234,9 +234,18 @@ function failedLoads(scrape) {
   return new Set(scrape.list("pharos_model_last_load_successful").filter(({ value }) => value === 0).map(({ labels }) => labels.model));
 }
 
-// Returns the models of a scrape: those with loaded versions, and, without a version, those whose load failed.
-function models(scrape) {
+// Returns the versions that load now: key -> {model, version, share}. The share of the version that is loaded is null if it is unknown.
+function loads(scrape) {
   const found = new Map();
+  const add = ({ model, version }, share) => found.set(modelKey({ model, version }), { model, version, share });
+  for (const { labels, value } of scrape.list("pharos_model_state")) if (labels.state === "LOADING" && value === 1) add(labels, null);
+  for (const { labels, value } of scrape.list("pharos_model_load_progress_ratio")) add(labels, value);
+  return found;
+}
+
+// Returns the models of a scrape: those with loaded or loading versions, and, without a version, those whose load failed.
+function models(scrape) {
+  const found = new Map([...loads(scrape)].map(([key, { model, version }]) => [key, { model, version }]));
   for (const family of [FAMILY.success, FAMILY.instances, FAMILY.pending, FAMILY.items, `${timeHistogram("request")}_count`]) {
     for (const { labels } of scrape.list(family)) {
       if (labels.model !== undefined) found.set(modelKey(labels), { model: labels.model, version: labels.version });

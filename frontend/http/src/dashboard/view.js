@@ -131,7 +131,7 @@ function makeTable() {
 
 // Returns the figures of each model over the last ten seconds.
 function tableRows() {
-  const now = history_.latest, recent = history_.recent(), found = models(now), failed = failedLoads(now);
+  const now = history_.latest, recent = history_.recent(), found = models(now), failed = failedLoads(now), loading = loads(now);
   const parts = recent ? split(recent) : new Map();
   const [ready, resident, pending] = [FAMILY.instances, FAMILY.resident, FAMILY.pending].map((family) => byModel(now.list(family)));
   const total = (samples) => samples?.reduce((sum, { value }) => sum + value, 0) ?? null;
@@ -144,7 +144,8 @@ function tableRows() {
       key, name: model, version: version ?? "", rate: figures.success ?? null, latency: figures.p99 ?? figures.mean ?? null, queue: shared,
       pending: figures.pending ?? total(pending.get(key)), batch: figures.batch ?? null,
       failed: figures.failed ?? null, ready: count("ready"), all: count() || null, // Ensembles have no instances.
-      state: count() ? count("ready") / count() : failed.has(model) && !version ? 0 : null, loadFailed: failed.has(model),
+      state: count() ? count("ready") / count() : loading.has(key) || (failed.has(model) && !version) ? 0 : null, loadFailed: failed.has(model),
+      load: loading.get(key) ?? null,
       memory: total(resident.get(key)),
     };
   });
@@ -224,11 +225,13 @@ function setText(element, text) {
 }
 
 // Returns the text and the level of the instances of a model.
-function instancesText({ version, ready, all, loadFailed }) {
+function instancesText({ version, ready, all, loadFailed, load }) {
+  const progress = load && (load.share === null ? "loading" : `${percent(100 * load.share)} loaded`);
+  if (all === null && load) return [progress, "warn"];
   if (all === null && loadFailed) return version === "" ? ["load failed", "bad"] : ["reload failed", "warn"];
   if (all === null) return [NONE, null];
   const level = ready < all ? (ready > 0 ? "warn" : "bad") : loadFailed ? "warn" : "good";
-  return [`${ready} of ${all} ready${loadFailed ? ", reload failed" : ""}`, level];
+  return [`${ready} of ${all} ready${load ? `, ${progress}` : loadFailed ? ", reload failed" : ""}`, level];
 }
 
 function fillRow(row, figures) {

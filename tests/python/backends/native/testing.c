@@ -2,7 +2,7 @@
  * A backend for tests: identity, unless the parameter `do` of the first request of a batch selects another behavior.
  * The names of behaviors say what is wrong with them. Each function of pharos_host is called somewhere in this file.
  *
- * The configuration parameter `create` (fail, silent, crash, hang) selects how loading ends. Inputs: IN FP32; outputs:
+ * The configuration parameter `create` (fail, silent, crash, hang, follow) selects how loading ends. Inputs: IN FP32; outputs:
  * OUT FP32, TEXT BYTES.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -64,6 +64,25 @@ static void hang(void)
         pause();
 }
 
+/* Reports the numbers that the file DIRECTORY/INSTANCE has one after the other, until it has the text "end". */
+static void follow(const pharos_context *context)
+{
+    const pharos_host *host = context->host;
+    struct timespec wait = {0, 10 * 1000 * 1000};
+    char path[1000], text[50], last[50] = "";
+    snprintf(path, sizeof path, "%s/%s", context->directory, context->instance);
+    for (; strcmp(last, "end") != 0; nanosleep(&wait, NULL)) {
+        FILE *file = fopen(path, "r");
+        if (file && fgets(text, sizeof text, file) && strcmp(text, last) != 0) {
+            strcpy(last, text);
+            if (strcmp(text, "end") != 0 && host->report_load_progress(context, strtod(text, NULL)) != PHAROS_OK)
+                host->log(PHAROS_LOG_WARNING, host->last_error());
+        }
+        if (file)
+            fclose(file);
+    }
+}
+
 pharos_code pharos_backend_create(const pharos_context *context, void **created)
 {
     const pharos_host *host = context->host;
@@ -81,6 +100,8 @@ pharos_code pharos_backend_create(const pharos_context *context, void **created)
         hang();
     if (!sizes_agree(context))
         return host->fail_load(context, "the structures are not of one size");
+    if (strcmp(create, "follow") == 0)
+        follow(context);
     if (host->config_parameter(context, "missing") || host->config_input(context, 99) ||
         host->config_output(context, 99))
         return host->fail_load(context, "there is more than there should be");
@@ -310,6 +331,7 @@ static pharos_code call_with_null(const pharos_host *host)
     good += host->responder_is_cancelled(NULL) != 0;
     good += host->responder_ready(NULL) != 0;
     host->responder_hold(NULL, 0);
+    good += host->report_load_progress(NULL, 0) == PHAROS_OK;
     good += *host->last_error() == '\0';
     host->responder_drop(NULL);
     good += host->keep_input(NULL, 0, NULL, NULL) == PHAROS_OK;

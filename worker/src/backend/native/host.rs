@@ -68,6 +68,7 @@ pub(super) struct Host {
     release_input: host_fn!((*const Slot<Received>)),
     responder_ready: host_fn!((*const Detached) -> i32),
     responder_hold: host_fn!((*const Detached, i32)),
+    report_load_progress: host_fn!((*const Load<'static>, f64) -> Code),
 }
 
 /// `pharos_host`.
@@ -117,6 +118,7 @@ pub(super) static HOST: Host = Host {
     release_input: running::release_input,
     responder_ready: responses::responder_ready,
     responder_hold: responses::responder_hold,
+    report_load_progress: load::report_load_progress,
 };
 
 unsafe extern "C" fn last_error() -> *const c_char {

@@ -10,7 +10,7 @@ use std::ptr;
 use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
-use pharos_backend::{Context, load_error};
+use pharos_backend::{Context, Runtime, load_error};
 
 use super::abi::{self, Code, Tensor};
 use super::foreign::{c_text, needed_text, outcome, reference};
@@ -20,6 +20,7 @@ use super::foreign::{c_text, needed_text, outcome, reference};
 pub(super) struct Load<'a> {
     context: abi::Context,
     config: &'a ModelConfig,
+    runtime: &'a Runtime,
     /// The strings of `context`.
     _texts: [CString; 4],
     parameters: Vec<(&'a str, CString)>,
@@ -87,7 +88,17 @@ impl<'a> Load<'a> {
         let parameters =
             config.parameters.iter().map(|(name, text)| (name.as_str(), c_text(text))).collect();
         let failure = Mutex::new(None);
-        Self { context: public, config, _texts: texts, parameters, inputs, outputs, failure }
+        let runtime = context.runtime;
+        Self {
+            context: public,
+            config,
+            runtime,
+            _texts: texts,
+            parameters,
+            inputs,
+            outputs,
+            failure,
+        }
     }
 
     /// Returns the context for the library.
@@ -183,4 +194,15 @@ pub(super) unsafe extern "C" fn fail_load(
         Ok(()) => abi::UNAVAILABLE,
         Err(error) => outcome(Err(error)),
     }
+}
+
+/// # Safety
+/// This module's contract.
+pub(super) unsafe extern "C" fn report_load_progress(
+    load: *const Load<'static>,
+    fraction: f64,
+) -> Code {
+    // SAFETY: the caller guarantees it.
+    let load = unsafe { reference(load, "context") };
+    outcome(load.and_then(|load| load.runtime.report_load_progress(fraction)))
 }

@@ -311,6 +311,10 @@ impl World {
         if living > 0 || totals != Totals::default() {
             return Err(format!("{living} processes and {totals:?} are left after all unloads"));
         }
+        let loads = self.loader.models().loads.percentages();
+        if !loads.is_empty() {
+            return Err(format!("the loads of {loads:?} are left after all unloads"));
+        }
         Ok(())
     }
 

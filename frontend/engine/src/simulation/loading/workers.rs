@@ -213,6 +213,9 @@ impl State {
         match event {
             ProcessEvent::Load => {
                 self.seen.loaded += 1;
+                // A worker may report anything, also after the load.
+                let progress = ToFrontend::LoadProgress(pid.to_le_bytes()[0]);
+                process.worker.end.send(&progress);
                 process.worker.end.send(&ToFrontend::Loaded(Loaded {
                     engine: "simulated".to_owned(),
                     memory: 0,
@@ -220,6 +223,7 @@ impl State {
                     has_readiness_check: false,
                     pinned: 0,
                 }));
+                process.worker.end.send(&progress);
             }
             ProcessEvent::FailToLoad => {
                 self.seen.not_loaded += 1;
