@@ -34,6 +34,16 @@ pub const OPERATION: &str = "operation";
 pub const TOKENIZE: &str = "tokenize";
 /// The value of [`OPERATION`] of a request for the text of tokens.
 pub const DETOKENIZE: &str = "detokenize";
+/// The value of [`OPERATION`] of a request that loads the adapter of its parameter [`ADAPTER`]. The
+/// text of the response is the name of the adapter.
+pub const LOAD_ADAPTER: &str = "load_adapter";
+/// The value of [`OPERATION`] of a request that frees the memory of the adapter of its parameter
+/// [`ADAPTER`] when no request uses the adapter any more. The text of the response is its name.
+pub const UNLOAD_ADAPTER: &str = "unload_adapter";
+/// The parameter of a request to a model with an adapter that was loaded by request: a JSON object
+/// with its `name`, its `path`, and the number of its `load`. Clients cannot set it, because names
+/// that begin with `triton_` are reserved.
+pub const ADAPTER: &str = "triton_adapter";
 /// The input with a prompt as tokens, in place of its text, and the output with the tokens of the
 /// prompt.
 pub const PROMPT_TOKEN_IDS: &str = "prompt_token_ids";

@@ -56,7 +56,7 @@ pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Draft, SANDBOX};
 pub use error::ConfigError;
 pub use load_limits::LoadLimits;
-pub use normalize::{MAX_INSTANCES, default_model_file};
+pub use normalize::{MAX_INSTANCES, default_model_file, is_hugging_face};
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};

@@ -65,6 +65,20 @@ pub fn default_model_file(name: &str) -> Option<String> {
     found.map(|file| (*file).to_owned())
 }
 
+/// The backend of models in Hugging Face's layout.
+const VLLM: &str = "vllm";
+
+/// Returns whether files are a model in Hugging Face's layout, which vLLM serves.
+pub fn is_hugging_face<'f>(files: impl IntoIterator<Item = &'f str>) -> bool {
+    let mut has_config = false;
+    let mut has_weights = false;
+    for file in files {
+        has_config |= file == "config.json";
+        has_weights |= file.ends_with(".safetensors");
+    }
+    has_config && has_weights
+}
+
 /// The maximum number of instances of one group. A higher number is taken for a mistake.
 pub const MAX_INSTANCES: u32 = 4096;
 
@@ -187,7 +201,8 @@ fn missing_backend(
         }
         ConfigError::new(format!(
             "must specify 'platform' or 'backend' for '{}': its version directories hold no \
-             archive ({ARCHIVE}) and none of {}, and its name does not have the form NAME.BACKEND",
+             archive ({ARCHIVE}), no model of Hugging Face (config.json and *.safetensors) and \
+             none of {}, and its name does not have the form NAME.BACKEND",
             config.name,
             files.join(", ")
         ))
@@ -197,14 +212,18 @@ fn missing_backend(
 /// Returns the backend that the files of a model select; `named` is the model's file from the
 /// configuration, or empty.
 pub(super) fn backend_by_file(named: &str, files: &[String]) -> Option<&'static str> {
+    let is_hugging_face = is_hugging_face(files.iter().map(String::as_str));
     let row = BACKENDS
         .iter()
-        .find(|row| row.files.iter().any(|file| named == *file || is_there(file, files)));
+        .find(|row| row.files.iter().any(|file| named == *file || is_there(file, files)))
+        // `model.json` then has the arguments of vLLM.
+        .filter(|row| !(is_hugging_face && row.backend == "xgboost"));
     row.or_else(|| {
         BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)))
     })
     .or_else(|| BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(files)))
     .map(|row| row.backend)
+    .or_else(|| is_hugging_face.then_some(VLLM))
 }
 
 /// Returns the backend of a model named `NAME.BACKEND`.
@@ -309,9 +328,13 @@ fn scheduling(config: &mut proto::ModelConfig) {
 fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
     let takes_gpus = !completion.gpus.is_empty() && takes_gpus(&config.backend, completion);
     if config.instance_group.is_empty() {
-        config
-            .instance_group
-            .push(proto::ModelInstanceGroup { name: config.name.clone(), ..Default::default() });
+        let mut group =
+            proto::ModelInstanceGroup { name: config.name.clone(), ..Default::default() };
+        if config.backend == VLLM {
+            // One engine places its processes on GPUs itself.
+            group.set_kind(Kind::Model);
+        }
+        config.instance_group.push(group);
     }
     for (index, group) in config.instance_group.iter_mut().enumerate() {
         if group.name.is_empty() {

@@ -228,6 +228,12 @@ pub trait Service: Send + Sync + 'static {
     /// Models are not unloaded by request.
     async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError>;
 
+    /// Checks that models, and what belongs to them, are loaded and unloaded by request.
+    ///
+    /// # Errors
+    /// With the text of [`Service::load_model`]: they are not.
+    fn check_model_control(&self) -> Result<(), InferError>;
+
     /// Returns whether directories can be registered as models.
     fn registers_directories(&self) -> bool;
 

@@ -172,10 +172,7 @@ fn request_parameters(
                 binary_data_output = flag(value, "Unable to parse 'binary_data_output'")?
             }
             reserved if reserved.starts_with("triton_") => {
-                return Err(InferError::invalid(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and \
-                     should not be specified.",
-                ));
+                return Err(reserved_parameter());
             }
             _ => {
                 let parameter = as_parameter(&key, value)?;
@@ -184,6 +181,14 @@ fn request_parameters(
         }
     }
     Ok(binary_data_output)
+}
+
+/// Returns the error of a parameter whose name is reserved.
+pub(super) fn reserved_parameter() -> InferError {
+    InferError::invalid(
+        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be \
+         specified.",
+    )
 }
 
 fn flag(value: &RawValue, prefix: &str) -> Result<bool, InferError> {

@@ -39,7 +39,11 @@ pub(crate) fn table(
     policy: Arc<dyn Policy>,
     refused: fn(Refusal) -> Response,
 ) -> Routes<Edge> {
-    build(edge, declared(), policy, refused)
+    let service = edge.service.clone();
+    let settings = edge.settings.clone();
+    let models = edge.models.clone();
+    let declared = pharos_openai::add_adapters_to(declared(), service, settings, models);
+    build(edge, declared, policy, refused)
 }
 
 /// Returns these routes and the routes of OpenAI's API behind a policy.

@@ -206,6 +206,9 @@ impl Edge {
                 request.parameters.push((name.to_owned(), Parameter::String(value.clone())));
             }
         }
+        if let Some(adapter) = &model.adapter {
+            request.parameters.push(adapter.to_parameter());
+        }
         call.describe_client_in(&mut request, self.service.now());
         Ok(self.service.stream(request)?)
     }

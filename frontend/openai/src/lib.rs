@@ -4,13 +4,14 @@
 //! have no sockets, threads, clocks or async code. Everything that reads bytes of a client is
 //! linear in their number and allocates nothing by a length that the client wrote. The others run
 //! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes,
-//! `chat_inference` begins chats, `contract`, `pooling` and `tokenizer` translate between requests
-//! and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
+//! `chat_inference` begins chats, `contract`, `pooling`, `operation` and `tokenizer` translate between
+//! requests and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
 //! chat in another form.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).
 
+mod adapters;
 mod answer;
 pub mod chat;
 mod chat_completions;
@@ -28,6 +29,7 @@ mod json;
 mod marker;
 pub mod message;
 mod models;
+mod operation;
 pub mod options;
 mod pooling;
 mod prompt;
@@ -55,7 +57,7 @@ pub use json::{MAX_DEPTH, MAX_VALUES};
 pub use models::{Adapter, Models};
 pub use prompt::Prompt;
 pub use responses::request::ResponsesRequest;
-pub use routes::{add_to, route_of_prediction};
+pub use routes::{add_adapters_to, add_to, route_of_prediction};
 
 #[cfg(test)]
 mod tests;

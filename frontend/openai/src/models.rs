@@ -2,6 +2,7 @@
 //! read with the first request to a model, and again after each load.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -9,8 +10,9 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::generation::counts_tokens;
 use pharos::model::{BOS_TOKEN, CHAT_TEMPLATE, EOS_TOKEN, ModelConfig};
 use pharos::service::Service;
+use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedMutexGuard};
 
 use crate::answer::Failure;
 use crate::contract::Contract;
@@ -29,7 +31,7 @@ const DEFAULT_MAX_TOKENS: &str = "default_max_tokens";
 
 /// The file with the adapters of a model by their names, as Triton's vllm_backend has it.
 const ADAPTERS: &str = "multi_lora.json";
-/// The most adapters of a model.
+/// The most adapters of a model: of its file, and the same number of those that requests load.
 const MAX_ADAPTERS: usize = 4096;
 
 /// A model that generates text.
@@ -42,6 +44,8 @@ pub(crate) struct TextModel {
     pub(crate) reasoning_parser: Option<ReasoningParser>,
     /// The limit of tokens of a chat that sets none.
     pub(crate) default_max_tokens: Option<u64>,
+    /// The adapter that a client has loaded and whose name this is.
+    pub(crate) adapter: Option<Arc<LoadedAdapter>>,
 }
 
 /// The models that were asked.
@@ -50,6 +54,8 @@ pub struct Models {
     /// By name.
     known: Mutex<HashMap<String, Arc<Known>>>,
     renderers: Arc<Renderers>,
+    /// The number of adapters that clients have loaded so far.
+    loads: AtomicU64,
 }
 
 /// A model as of one load.
@@ -57,10 +63,14 @@ pub struct Models {
 struct Known {
     /// Identifies the load.
     config: Weak<ModelConfig>,
-    /// The names of its adapters. The list of models reads them without the chat template.
+    /// The names of the adapters of its file. The list of models reads them without the chat template.
     adapters: OnceCell<Result<Vec<String>, Failure>>,
     /// What the files say. The first requests read them once, together.
     files: OnceCell<Files>,
+    /// The adapters that clients have loaded, by name.
+    loaded: Mutex<BTreeMap<String, Arc<LoadedAdapter>>>,
+    /// Held while a client loads or unloads an adapter.
+    change: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What the files of a model say.
@@ -81,11 +91,76 @@ pub struct Adapter {
     pub model: String,
 }
 
+/// An adapter that a client has loaded, as engines get it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct LoadedAdapter {
+    pub(crate) name: String,
+    pub(crate) path: String,
+    /// Differs for each load, so that an engine does not take a new adapter for an old one with the
+    /// same name.
+    pub(crate) load: u64,
+}
+
+/// Where an adapter comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The file of the model.
+    File,
+    /// A client.
+    Request,
+}
+
+/// A change of the adapters that clients have loaded for a model. Another one waits until it ends.
+#[derive(Debug)]
+pub(crate) struct AdapterChange {
+    model: String,
+    known: Arc<Known>,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl AdapterChange {
+    /// Adds an adapter. Returns the one that had its name.
+    ///
+    /// # Errors
+    /// The model was loaded again since the change began, or has too many adapters.
+    pub(crate) fn insert(
+        &self,
+        service: &dyn Service,
+        adapter: LoadedAdapter,
+    ) -> Result<Option<Arc<LoadedAdapter>>, Failure> {
+        if !self.known.is_current(service, &self.model) {
+            let text = format!(
+                "the model '{}' was loaded again, without the adapters of requests",
+                self.model
+            );
+            return Err(ApiError::unavailable(text, None).into());
+        }
+        let mut loaded = self.known.loaded.lock();
+        if loaded.len() >= MAX_ADAPTERS && !loaded.contains_key(&adapter.name) {
+            let text = format!(
+                "the model '{}' has {MAX_ADAPTERS} adapters of requests already: unload one first",
+                self.model
+            );
+            return Err(ApiError::invalid_field("lora_name", text).into());
+        }
+        Ok(loaded.insert(adapter.name.clone(), Arc::new(adapter)))
+    }
+
+    /// Removes an adapter; `None` if it is not loaded.
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<LoadedAdapter>> {
+        self.known.loaded.lock().remove(name)
+    }
+}
+
 impl Models {
     /// Knows no model. Chat templates are rendered in processes that `launch` starts.
     #[must_use]
     pub fn new(launch: Arc<dyn Launch>) -> Self {
-        Self { known: Mutex::default(), renderers: Renderers::new(launch) }
+        Self {
+            known: Mutex::default(),
+            renderers: Renderers::new(launch),
+            loads: AtomicU64::new(0),
+        }
     }
 
     /// Returns a model that is ready, with the adapter of this name, unless `name` is the model's own.
@@ -102,10 +177,50 @@ impl Models {
         let config = service.model_config(model, "")?;
         let known = self.entry(model, &config);
         let files = self.read(service, model, &config, &known).await?;
-        match files.adapters.get(name) {
-            Some(adapted) if name != model => Ok(adapted.clone()),
-            _ => files.model.clone(),
+        if name == model {
+            return files.model.clone();
         }
+        let loaded = known.loaded.lock().get(name).cloned();
+        match (loaded, files.adapters.get(name), &files.model) {
+            (Some(adapter), _, Ok(model)) => {
+                Ok(Arc::new(TextModel { adapter: Some(adapter), ..(**model).clone() }))
+            }
+            (_, _, Err(failure)) => Err(failure.clone()),
+            (None, Some(adapted), Ok(_)) => Ok(adapted.clone()),
+            // It was unloaded meanwhile.
+            (None, None, Ok(_)) => Err(ApiError::unknown_model(name).into()),
+        }
+    }
+
+    /// Begins a change of the adapters that clients have loaded for a model.
+    ///
+    /// # Errors
+    /// The model is unknown or not ready.
+    pub(crate) async fn change_adapters(
+        &self,
+        service: &dyn Service,
+        model: &str,
+    ) -> Result<AdapterChange, Failure> {
+        let known = self.entry(model, &service.model_config(model, "")?);
+        let turn = known.change.clone().lock_owned().await;
+        Ok(AdapterChange { model: model.to_owned(), known, _turn: turn })
+    }
+
+    /// Returns an adapter with a number that no other one has.
+    pub(crate) fn new_adapter(&self, name: String, path: String) -> LoadedAdapter {
+        LoadedAdapter { name, path, load: self.loads.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// Returns the model with an adapter of this name, and where the adapter comes from.
+    pub(crate) async fn find_adapter(
+        &self,
+        service: &dyn Service,
+        name: &str,
+    ) -> Option<(String, Origin)> {
+        let model = self.find_base(service, name).await?;
+        let known = self.known.lock().get(&model).cloned()?;
+        let is_loaded = known.loaded.lock().contains_key(name);
+        Some((model, if is_loaded { Origin::Request } else { Origin::File }))
     }
 
     /// Returns the name of the model that a client names: itself, or by one of its adapters.
@@ -126,7 +241,8 @@ impl Models {
             {
                 let known = self.entry(model, &config);
                 // A failure is the answer to requests to the model.
-                let names = known.adapters(service, model).await.unwrap_or_default();
+                let mut names = known.adapters(service, model).await.unwrap_or_default();
+                names.extend(known.loaded.lock().keys().cloned());
                 let of_model = |name| Adapter { name, model: model.to_owned() };
                 adapters.extend(names.into_iter().map(of_model));
             }
@@ -163,8 +279,9 @@ impl Models {
         let models = self.known.lock();
         let found = models.iter().find(|(model, known)| {
             let names = known.adapters.get().and_then(|read| read.as_ref().ok());
-            names.is_some_and(|names| names.iter().any(|own| own == name))
-                && known.is_current(service, model)
+            let is_adapter = names.is_some_and(|names| names.iter().any(|own| own == name))
+                || known.loaded.lock().contains_key(name);
+            is_adapter && known.is_current(service, model)
         });
         found.map(|(model, _)| model.clone())
     }
@@ -208,8 +325,13 @@ impl Models {
             return known.clone();
         }
         let config = Arc::downgrade(config);
-        let known = Known { config, adapters: OnceCell::new(), files: OnceCell::new() };
-        let known = Arc::new(known);
+        let known = Arc::new(Known {
+            config,
+            adapters: OnceCell::new(),
+            files: OnceCell::new(),
+            loaded: Mutex::default(),
+            change: Arc::default(),
+        });
         // Models that are not loaded any more.
         models.retain(|_, known| known.config.strong_count() > 0);
         models.insert(name.to_owned(), known.clone());
@@ -313,6 +435,7 @@ impl TextModel {
             tool_parser,
             reasoning_parser,
             default_max_tokens,
+            adapter: None,
         })
     }
 }

@@ -9,7 +9,7 @@ use pharos_edge::routing::{Builder, Fallbacks, Methods, RouteOf, handler};
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::Edge;
 use crate::models::Models;
-use crate::{chat_completions, completions, embeddings, responses, scores, tokenize};
+use crate::{adapters, chat_completions, completions, embeddings, responses, scores, tokenize};
 
 /// Returns the route of a path with a model in it. `.` names no model, so that a path has one
 /// spelling.
@@ -96,4 +96,27 @@ where
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)
+}
+
+/// Adds the paths that load and unload adapters, which need the access of loading models.
+#[must_use]
+pub fn add_adapters_to<T>(
+    router: Builder<T>,
+    service: SharedService,
+    settings: Arc<HttpSettings>,
+    models: Arc<Models>,
+) -> Builder<T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let mut declared = Builder::default();
+    for prefix in ["/v1", "/openai/v1"] {
+        let load = Methods::post(handler(adapters::load));
+        let unload = Methods::post(handler(adapters::unload));
+        declared = declared
+            .route(&format!("{prefix}/load_lora_adapter"), Route::RepositoryLoad, load)
+            .route(&format!("{prefix}/unload_lora_adapter"), Route::RepositoryUnload, unload);
+    }
+    let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
+    router.include(declared, Edge::new(service, settings, models), fallbacks)
 }

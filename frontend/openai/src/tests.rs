@@ -25,7 +25,11 @@ fn routes(service: &EchoService) -> Routes<()> {
         ..HttpSettings::default()
     };
     let policy = settings.policy(service.shared());
-    let router = crate::add_to(Builder::default(), service.shared(), settings.into(), models());
+    let settings = std::sync::Arc::new(settings);
+    let models = models();
+    let router =
+        crate::add_to(Builder::default(), service.shared(), settings.clone(), models.clone());
+    let router = crate::add_adapters_to(router, service.shared(), settings, models);
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.build((), policy, fallbacks)
 }
@@ -49,9 +53,18 @@ async fn send(
     path: &str,
     body: &Value,
 ) -> (StatusCode, String, http::HeaderMap) {
+    send_to(&routes(service), method, path, body).await
+}
+
+async fn send_to(
+    routes: &Routes<()>,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (StatusCode, String, http::HeaderMap) {
     let request = Request::builder().method(method).uri(path).header("x-request-id", "r-1");
     let request = request.body(Body::from(body.to_string())).unwrap();
-    let response: Response = routes(service).answer(Incoming { request, line: None }).await;
+    let response: Response = routes.answer(Incoming { request, line: None }).await;
     let (parts, body) = response.into_parts();
     let bytes = body.collect().await.unwrap().to_bytes();
     (parts.status, String::from_utf8(bytes.to_vec()).unwrap(), parts.headers)
@@ -408,4 +421,96 @@ async fn no_response_is_stored() {
     let record = (Protocol::Http, Route::StoredResponse, 404, Some(Reason::Unsupported));
     assert_eq!(service.records(), [record; 4]);
     assert_eq!(send(&service, "POST", "/v1/responses/resp_1", &json!({})).await.0, 405);
+}
+
+/// Loads or unloads an adapter. Returns the status and the text, or the message of the error.
+async fn change_adapter(routes: &Routes<()>, operation: &str, body: Value) -> (u16, String) {
+    let path = format!("/v1/{operation}_lora_adapter");
+    let (status, text, _) = send_to(routes, "POST", &path, &body).await;
+    let message = match serde_json::from_str::<Value>(&text) {
+        Ok(error) => error["error"]["message"].as_str().unwrap().to_owned(),
+        Err(_) => text,
+    };
+    (status.as_u16(), message)
+}
+
+#[tokio::test]
+async fn an_adapter_is_a_model_from_its_load_to_its_unload() {
+    let service = EchoService::default();
+    let routes = routes(&service);
+    let body = json!({"lora_name": "french", "lora_path": "f.gguf", "model": "text"});
+    let loaded = (200, "Success: LoRA adapter 'french' added successfully.".to_owned());
+    assert_eq!(change_adapter(&routes, "load", body.clone()).await, loaded);
+    assert_eq!(service.records(), [(Protocol::Http, Route::RepositoryLoad, 200, None)]);
+    let mut chat = chat("one", json!({}));
+    chat["model"] = "french".into();
+    let ask = || async {
+        let (status, text, _) = send_to(&routes, "POST", "/v1/chat/completions", &chat).await;
+        (status.as_u16(), serde_json::from_str::<Value>(&text).unwrap())
+    };
+    let (status, answer) = ask().await;
+    assert_eq!((status, &answer["model"]), (200, &json!("french")));
+    let adapter = |request: &pharos::infer::InferRequest| {
+        let found = request.parameters.iter().find(|(name, _)| name == "triton_adapter");
+        let Some((_, Parameter::String(text))) = found else { panic!("no adapter") };
+        serde_json::from_str::<Value>(text).unwrap()
+    };
+    let requests = service.requests();
+    let expected = json!({"name": "french", "path": "f.gguf", "load": 1});
+    assert_eq!(requests.iter().map(adapter).collect::<Vec<_>>(), [expected.clone(), expected]);
+
+    let (status, why) = change_adapter(&routes, "load", body.clone()).await;
+    assert!(status == 400 && why.contains("already been loaded"), "{why}");
+    let mut other = json!({"lora_name": "french", "lora_path": "g.gguf", "model": "text"});
+    other["load_inplace"] = true.into();
+    assert_eq!(change_adapter(&routes, "load", other).await, loaded);
+    assert_eq!(ask().await.0, 200);
+    let last = adapter(service.requests().last().unwrap());
+    assert_eq!(last, json!({"name": "french", "path": "g.gguf", "load": 2}));
+
+    let name = json!({"lora_name": "french"});
+    let (status, text) = change_adapter(&routes, "unload", name.clone()).await;
+    assert_eq!(
+        (status, text.as_str()),
+        (200, "Success: LoRA adapter 'french' removed successfully.")
+    );
+    assert_eq!(ask().await.0, 404);
+    let (status, why) = change_adapter(&routes, "unload", name).await;
+    assert!(status == 404 && why.contains("'french' cannot be found"), "{why}");
+}
+
+#[tokio::test]
+async fn an_adapter_that_the_model_refuses_has_no_name() {
+    let service = EchoService::default();
+    let routes = routes(&service);
+    for (body, expected, part) in [
+        (json!({"lora_name": "a", "lora_path": "b"}), 400, "no model here loads adapters"),
+        (json!({"lora_name": "a", "lora_path": "wrong", "model": "text"}), 400, "cannot be loaded"),
+        (
+            json!({"lora_name": "text", "lora_path": "b", "model": "text"}),
+            400,
+            "'text' has the name of a model",
+        ),
+        (json!({"lora_name": "a", "lora_path": "b", "model": "echo"}), 400, "'echo' does not load"),
+        (json!({"lora_name": "a", "lora_path": "b", "model": "none"}), 404, "'none'"),
+    ] {
+        let (status, why) = change_adapter(&routes, "load", body.clone()).await;
+        assert!(status == expected && why.contains(part), "{body}: {status} {why}");
+    }
+    let (status, ..) =
+        send_to(&routes, "POST", "/v1/completions", &json!({"model": "a", "prompt": "x"})).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_only_where_models_are() {
+    let service = EchoService::default();
+    service.disable_model_control();
+    let routes = routes(&service);
+    for operation in ["load", "unload"] {
+        let body = json!({"lora_name": "a", "lora_path": "b"});
+        let (status, why) = change_adapter(&routes, operation, body).await;
+        assert!(status == 503 && why.contains("not allowed"), "{status} {why}");
+    }
+    assert!(service.requests().is_empty());
 }

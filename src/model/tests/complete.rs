@@ -293,6 +293,9 @@ fn backends_and_platforms_are_matched() {
         ("backend: 'sklearn'", &["model.pkl", "model.joblib"], &[], "sklearn||model.joblib"),
         ("", &["model.ubj"], &[], "xgboost||model.ubj"),
         ("backend: 'xgboost'", &[], &[], "xgboost||model.json"),
+        ("", &["model.json"], &[], "xgboost||model.json"),
+        ("", &["config.json", "a.safetensors", "model.json"], &[], "vllm||"),
+        ("", &["config.json", "a.safetensors", "model.onnx"], &["tract"], "tract||model.onnx"),
         ("default_model_filename: 'run.py'", &["run.py"], &[], "python||run.py"),
         ("", &["model.onnx"], &["tract", "builtin"], "tract||model.onnx"),
         ("platform: 'onnxruntime_onnx'", &[], &["tract"], "tract|onnxruntime_onnx|model.onnx"),
@@ -320,7 +323,8 @@ fn backends_and_platforms_are_matched() {
             &["weights.bin"],
             &[],
             "must specify 'platform' or 'backend' for 'm': its version directories hold no \
-             archive (.mar) and none of model.onnx, model.ort, model.pt, model.pt2, model.py, \
+             archive (.mar), no model of Hugging Face (config.json and *.safetensors) and none of \
+             model.onnx, model.ort, model.pt, model.pt2, model.py, \
              model.joblib, model.pkl, model.json, model.ubj, model.gguf, and its name does not \
              have the form NAME.BACKEND",
         ),

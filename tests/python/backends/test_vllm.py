@@ -17,7 +17,14 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="PHAROS_VLLM_PYTHON names no interpreter with vLLM: `make test-vllm` installs it (6 GB)"),
     pytest.mark.timeout(600),
 ]
-ARGUMENTS = {"model": "hf", "dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4}
+OWN = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4}
+ADAPTERS = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 8}
+ARGUMENTS = {"model": "hf"} | OWN | ADAPTERS
+CONFIG = """
+backend: "vllm"
+instance_group [ { count: 1 kind: KIND_MODEL } ]
+parameters { key: "adapter_directory" value: { string_value: "../../../adapters" } }
+"""
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -25,6 +32,11 @@ VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+
+
+def write_adapter(folder, seed: int):
+    """Writes an adapter with random weights."""
+    subprocess.run([PYTHON, ROOT / "tests/vllm/adapter.py", folder, str(seed)], check=True, env=os.environ | VARIABLES)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +47,14 @@ def tiny(tmp_path_factory):
     version.mkdir(parents=True)
     subprocess.run([PYTHON, ROOT / "tests/vllm/tiny.py", version / "hf"], check=True, env=os.environ | VARIABLES)
     (version / "model.json").write_text(json.dumps(ARGUMENTS))
-    (folder / "models/tiny/config.pbtxt").write_text('backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n')
-    server = Server(folder, [folder / "models"], [f"--python={PYTHON}"])
+    (folder / "models/tiny/config.pbtxt").write_text(CONFIG)
+    write_adapter(version / "listed", 1)
+    (version / "multi_lora.json").write_text(json.dumps({"listed": "listed"}))
+    for seed in (2, 3, 4):
+        write_adapter(folder / f"adapters/{seed}", seed)
+    write_adapter(folder / "outside", 5)
+    server = Server(folder, [folder / "models"], [f"--python={PYTHON}", "--model-control-mode=explicit", "--load-model=*"])
+    server.folder = folder
     server.environment = VARIABLES
     server.launch()
     server.wait_until_ready()
@@ -196,3 +214,64 @@ def test_the_probabilities_of_a_prompt(client):
     assert found.token_logprobs[0] is None and all(one < 0 for one in found.token_logprobs[1:])
     answer = client.completions.create(model="tiny", prompt="one two", max_tokens=1, extra_body={"prompt_logprobs": 0})
     assert [None if one is None else len(one) for one in answer.choices[0].prompt_logprobs] == [None] + [1] * (len(found.tokens) - 1)
+
+
+def change(server, operation: str, **body) -> tuple:
+    """Loads or unloads an adapter. Returns the status and the text, or the message of the error."""
+    status, text = server.ask("POST", f"/v1/{operation}_lora_adapter", json.dumps(body))
+    return status, text if status == 200 else json.loads(text)["error"]["message"]
+
+
+def text_of(client, model: str) -> str:
+    """Returns the text of a model or of an adapter."""
+    fields = {"max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    answer = client.completions.create(model=model, prompt="one two", **fields)
+    return str(answer.choices[0].token_ids)
+
+
+def test_adapters_are_loaded_and_unloaded(client, tiny):
+    """More than vLLM has places for; a name that is loaded again has the new weights. Wrong ones leave the engine alone."""
+    texts = {name: text_of(client, name) for name in ("tiny", "listed")}
+    for seed in (2, 3, 4):
+        answer = change(tiny, "load", lora_name=f"seed-{seed}", lora_path=str(seed))
+        assert answer == (200, f"Success: LoRA adapter 'seed-{seed}' added successfully.")
+    texts |= {f"seed-{seed}": text_of(client, f"seed-{seed}") for seed in (2, 3, 4)}
+    assert len(set(texts.values())) == 5
+    for _ in range(2):
+        assert {name: text_of(client, name) for name in texts} == texts
+    assert client.models.retrieve("seed-2").parent == "tiny"
+    assert change(tiny, "load", lora_name="seed-2", lora_path="4", load_inplace=True)[0] == 200
+    assert text_of(client, "seed-2") == texts["seed-4"]
+    for path, part in [("../outside", "is not in"), ("missing", "cannot be read"), (".", "No adapter found for")]:
+        status, why = change(tiny, "load", lora_name="wrong", lora_path=path)
+        assert status == 400 and "the adapter 'wrong' cannot be loaded: " in why and part in why, why
+    for seed in (2, 3, 4):
+        assert change(tiny, "unload", lora_name=f"seed-{seed}")[0] == 200
+    with pytest.raises(openai.NotFoundError):
+        text_of(client, "seed-2")
+    assert {name: text_of(client, name) for name in ("tiny", "listed")} == {name: texts[name] for name in ("tiny", "listed")}
+
+
+def test_a_stream_keeps_an_unloaded_adapter(client, tiny):
+    """The engine frees it after the stream."""
+    assert change(tiny, "load", lora_name="short", lora_path="2")[0] == 200
+    fields = {"prompt": "one two", "max_tokens": 300, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    whole = client.completions.create(model="short", **fields).choices[0].token_ids
+    stream = iter(client.completions.create(model="short", stream=True, **fields))
+    found = list(next(stream).choices[0].token_ids)
+    assert change(tiny, "unload", lora_name="short")[0] == 200
+    for chunk in stream:
+        found += chunk.choices[0].token_ids if chunk.choices else []
+    assert found == whole
+
+
+def test_a_directory_of_hugging_face_is_a_model(tiny, start):
+    """`pharos serve DIRECTORY` needs no configuration; `model.json` beside the weights has the arguments of the engine."""
+    directory = tiny.folder / "models/tiny/1/hf"
+    (directory / "model.json").write_text(json.dumps(OWN))
+    single = start([], f"--python={PYTHON}", repository=directory, environment=VARIABLES)
+    with openai.OpenAI(base_url=f"http://{single.http}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        (model,) = client.models.list()
+        assert (model.id, model.max_model_len) == ("hf", 512)
+        messages = [{"role": "user", "content": "one two"}]
+        assert client.chat.completions.create(model="hf", messages=messages, max_tokens=4).usage.completion_tokens > 0

@@ -102,6 +102,10 @@ POST    /v2/repository/models/other%2Fload       RepositoryLoad                m
 POST    /v2/repository/models/other/%6coad       RepositoryLoad                model-repository  *
 POST    /v2/repository/models/x/../other/load    RepositoryLoad                model-repository  *
 POST    /v2/repository/models/other/unload       RepositoryUnload              model-repository  200
+POST    /v1/load_lora_adapter                    RepositoryLoad                model-repository  400
+POST    /openai/v1/load_lora_adapter             RepositoryLoad                model-repository  400
+POST    /v1/unload_lora_adapter                  RepositoryUnload              model-repository  400
+POST    /openai/v1/unload_lora_adapter           RepositoryUnload              model-repository  400
 GET     /v2/systemsharedmemory/status            SystemSharedMemoryStatus      shared-memory     200
 POST    /v2/systemsharedmemory/region/r/register    SystemSharedMemoryRegister    shared-memory  200
 GET     /v2/systemsharedmemory/region/r/status   SystemSharedMemoryStatus      shared-memory     200

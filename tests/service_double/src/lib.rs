@@ -11,7 +11,7 @@ mod text_model;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -58,6 +58,8 @@ struct Inner {
     settings: Mutex<Settings>,
     text_config: Arc<ModelConfig>,
     other_config: Arc<ModelConfig>,
+    /// Whether models are loaded by request.
+    is_controlled: AtomicBool,
     /// Advances by a microsecond with each read.
     clock: AtomicU64,
 }
@@ -72,6 +74,7 @@ impl Default for EchoService {
             settings: Mutex::default(),
             text_config: Arc::new(text_model::config(true)),
             other_config: Arc::new(text_model::config(false)),
+            is_controlled: AtomicBool::new(true),
             clock: AtomicU64::new(1),
         }))
     }
@@ -86,6 +89,11 @@ impl EchoService {
     /// Returns the requests that reached a model, as the edge has made them.
     pub fn requests(&self) -> Vec<InferRequest> {
         locked(&self.0.requests).clone()
+    }
+
+    /// Refuses to load models by request.
+    pub fn disable_model_control(&self) {
+        self.0.is_controlled.store(false, Ordering::Relaxed);
     }
 
     /// Returns the service as edges hold it.
@@ -322,6 +330,17 @@ impl Service for EchoService {
             Ok(())
         } else {
             Err(InferError::internal(format!("{model} {dependents}")))
+        }
+    }
+
+    fn check_model_control(&self) -> Result<(), InferError> {
+        match self.0.is_controlled.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(InferError::new(
+                ErrorCode::Unavailable,
+                Reason::Unsupported,
+                "explicit model load / unload is not allowed",
+            )),
         }
     }
 

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use pharos::error::InferError;
-use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::infer::{InferOutput, InferRequest, InferResponse, Parameter};
+use pharos::model::generation::ADAPTER;
 use pharos::model::{Completion, Draft, ModelConfig};
 use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor, bytes_elements};
@@ -25,6 +26,7 @@ const CONFIG: &str = r#"
     input { name: "return_finish_reason" data_type: TYPE_BOOL dims: [1] optional: true }
     input { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
     input { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
+    input { name: "operation" data_type: TYPE_STRING dims: [1] optional: true }
     output { name: "text_output" data_type: TYPE_STRING dims: [-1] }
     output { name: "finish_reason" data_type: TYPE_STRING dims: [-1] }
     output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }
@@ -61,6 +63,9 @@ pub(crate) fn responses(request: &InferRequest) -> Result<EchoResponses, InferEr
     let limit = sampling.split_once("\"max_tokens\":").and_then(|(_, rest)| {
         rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok()
     });
+    if text("operation").is_some() {
+        return operation(request);
+    }
     let words: Vec<&str> = prompt.split_whitespace().collect();
     let count = words.len().min(limit.unwrap_or(usize::MAX));
     let streamed = words.iter().take(count).enumerate().map(|(index, word)| {
@@ -88,6 +93,25 @@ pub(crate) fn responses(request: &InferRequest) -> Result<EchoResponses, InferEr
         Streamed { answer, last, empty: false }
     });
     Ok(EchoResponses::Many(streamed.collect::<VecDeque<_>>(), true))
+}
+
+/// Returns the response to a load or an unload of an adapter. The path `wrong` is an error.
+fn operation(request: &InferRequest) -> Result<EchoResponses, InferError> {
+    let parameter = request.parameters.iter().find(|(name, _)| name == ADAPTER);
+    let Some((_, Parameter::String(adapter))) = parameter else {
+        return Err(InferError::invalid("there is no adapter"));
+    };
+    if adapter.contains(r#""path":"wrong""#) {
+        return Err(InferError::invalid("the adapter cannot be loaded"));
+    }
+    let name = adapter.split('"').nth(3).unwrap_or_default();
+    let response = InferResponse {
+        model_name: "text".into(),
+        outputs: vec![string("text_output", name)],
+        ..InferResponse::default()
+    };
+    let only = Streamed { answer: Ok(response), last: true, empty: false };
+    Ok(EchoResponses::Many(VecDeque::from([only]), true))
 }
 
 fn string(name: &str, text: &str) -> InferOutput {

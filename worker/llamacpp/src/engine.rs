@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use llama_cpp_2::model::LlamaLoraAdapter;
 use llama_cpp_2::token::LlamaToken;
 use llguidance::Matcher;
 use serde_json::{Map, Value, json};
 
 use crate::BatchSize;
+use crate::adapters::{AdapterId, Adapters, RequestedAdapter, Unavailable};
 use crate::host::{Elements, Failure, Gauge, Output, Responder};
 use crate::model::SharedModel;
 use crate::sampler::{Logprob, Sampler, logprobs};
@@ -57,8 +57,18 @@ pub(crate) struct Request {
     /// The prompt, if the client wants it before the generated text; else empty.
     pub(crate) prefix: String,
     pub(crate) returns: Returns,
-    /// The position of the adapter in the model's list.
-    pub(crate) adapter: Option<usize>,
+    pub(crate) adapter: Option<AdapterId>,
+    /// The adapter, if it was loaded by request: the engine may have to load it first.
+    pub(crate) requested: Option<RequestedAdapter>,
+}
+
+/// What the engine is for.
+pub(crate) enum Work {
+    Generate(Box<Request>),
+    /// Loads an adapter.
+    Load(Responder, RequestedAdapter),
+    /// Frees the memory of an adapter when no request uses it.
+    Unload(Responder, RequestedAdapter),
 }
 
 /// The outputs that a client wants besides the text.
@@ -129,7 +139,7 @@ struct Sequence {
     prompt_rows: Vec<PromptRow>,
     /// Whether the client wants probabilities of the prompt from this choice.
     has_prompt_logprobs: bool,
-    adapter: Option<usize>,
+    adapter: Option<AdapterId>,
     sampler: Sampler,
     matcher: Option<Matcher>,
     text: TextWriter,
@@ -150,7 +160,7 @@ struct PromptRow {
 #[derive(Default)]
 struct Slot {
     /// The adapter that has computed the tokens.
-    adapter: Option<usize>,
+    adapter: Option<AdapterId>,
     /// The tokens that it has.
     cached: Vec<i32>,
     /// The number of the last request that it has served; 0 before the first.
@@ -206,9 +216,9 @@ pub(crate) struct Engine<'m> {
     waiting: VecDeque<Request>,
     jobs: BTreeMap<u64, Job>,
     next_job: u64,
-    adapters: Vec<LlamaLoraAdapter>,
-    /// The adapter that the context has.
-    adapter: Option<usize>,
+    adapters: Adapters,
+    /// Adapters that clients load.
+    loads: Vec<(Responder, RequestedAdapter)>,
     sampled_at: Option<Instant>,
 }
 
@@ -223,7 +233,7 @@ impl<'m> Engine<'m> {
     pub(crate) fn new(
         model: SharedModel,
         context: LlamaContext<'m>,
-        adapters: Vec<LlamaLoraAdapter>,
+        adapters: Adapters,
         batch: BatchSize,
         outputs: OutputPositions,
         gauges: Gauges,
@@ -240,15 +250,16 @@ impl<'m> Engine<'m> {
             jobs: BTreeMap::new(),
             next_job: 0,
             adapters,
-            adapter: None,
+            loads: Vec::new(),
             sampled_at: None,
         }
     }
 
     /// Answers requests until their channel is closed.
-    pub(crate) fn run(mut self, requests: &Receiver<Request>) {
+    pub(crate) fn run(mut self, requests: &Receiver<Work>) {
         while self.receive(requests) == Received::Continues {
             self.drop_cancelled();
+            self.change_adapters();
             self.admit();
             if let Err(why) = self.choose_adapter() {
                 self.fail_all(&why);
@@ -266,11 +277,13 @@ impl<'m> Engine<'m> {
 
     /// Returns whether a step has something to compute.
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.slots.iter().any(|slot| slot.sequence.is_some())
+        !self.waiting.is_empty()
+            || self.adapters.has_unloaded()
+            || self.slots.iter().any(|slot| slot.sequence.is_some())
     }
 
     /// Takes the requests that have arrived; waits for one if there is nothing to do.
-    fn receive(&mut self, requests: &Receiver<Request>) -> Received {
+    fn receive(&mut self, requests: &Receiver<Work>) -> Received {
         if !self.has_work() {
             let request = match self.jobs.is_empty() {
                 true => {
@@ -281,22 +294,68 @@ impl<'m> Engine<'m> {
                 false => requests.recv_timeout(SLOW_CLIENTS),
             };
             match request {
-                Ok(request) => self.waiting.push_back(request),
+                Ok(work) => self.take(work),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Received::Ends,
             }
         }
         loop {
             match requests.try_recv() {
-                Ok(request) => self.waiting.push_back(request),
+                Ok(work) => self.take(work),
                 Err(TryRecvError::Empty) => return Received::Continues,
                 Err(TryRecvError::Disconnected) => return Received::Ends,
             }
         }
     }
 
+    fn take(&mut self, work: Work) {
+        match work {
+            Work::Generate(request) => self.waiting.push_back(*request),
+            Work::Load(responder, adapter) => self.loads.push((responder, adapter)),
+            Work::Unload(responder, adapter) => {
+                self.adapters.unload(adapter.load);
+                self.confirm(&responder, &adapter);
+            }
+        }
+    }
+
+    /// Returns the adapters of the requests that run.
+    fn adapters_in_use(&self) -> BTreeSet<AdapterId> {
+        let running = self.slots.iter().filter_map(|slot| slot.sequence.as_ref());
+        running.filter_map(|sequence| sequence.adapter).collect()
+    }
+
+    /// Loads and frees the adapters that clients have loaded and unloaded.
+    fn change_adapters(&mut self) {
+        if self.loads.is_empty() && !self.adapters.has_unloaded() {
+            return;
+        }
+        let in_use = self.adapters_in_use();
+        self.adapters.free_unloaded(&mut self.context, &in_use);
+        for (responder, adapter) in std::mem::take(&mut self.loads) {
+            let inner = &self.model.inner;
+            match self.adapters.load(inner, &mut self.context, &adapter, &in_use) {
+                Ok(()) => self.confirm(&responder, &adapter),
+                Err(Unavailable::Full) => self.loads.push((responder, adapter)),
+                Err(Unavailable::Failed(failure)) => responder.fail(&failure),
+            }
+        }
+    }
+
+    /// Answers that an adapter is loaded or unloaded, with its name.
+    fn confirm(&self, responder: &Responder, adapter: &RequestedAdapter) {
+        let made = self
+            .outputs
+            .text
+            .map(|index| Output { index, data: Elements::Strings(vec![adapter.name.as_bytes()]) });
+        if let Err(failure) = responder.respond(made.as_slice(), true) {
+            responder.fail(&failure);
+        }
+    }
+
     /// Frees the sequences of requests whose clients have left.
     fn drop_cancelled(&mut self) {
+        self.loads.retain(|(responder, _)| !responder.is_cancelled());
         self.waiting.retain(|request| !request.responder.is_cancelled());
         let cancelled = self.jobs.iter().filter(|(_, job)| job.responder.is_cancelled());
         let cancelled: Vec<u64> = cancelled.map(|(id, _)| *id).collect();
@@ -322,15 +381,37 @@ impl<'m> Engine<'m> {
             if free < first.sampling.n as usize {
                 return;
             }
-            if let Some(request) = self.waiting.pop_front() {
-                self.begin(request);
+            let outcome = match &first.requested {
+                None => Ok(()),
+                Some(adapter) => {
+                    let in_use = self.adapters_in_use();
+                    let inner = &self.model.inner;
+                    self.adapters.load(inner, &mut self.context, adapter, &in_use)
+                }
+            };
+            if matches!(outcome, Err(Unavailable::Full)) {
+                return;
+            }
+            let Some(request) = self.waiting.pop_front() else { return };
+            match outcome {
+                Err(Unavailable::Failed(failure)) => request.responder.fail(&failure),
+                _ => self.begin(request),
             }
         }
     }
 
     fn begin(&mut self, request: Request) {
-        let Request { responder, prompt, sampling, matcher, is_streamed, prefix, returns, adapter } =
-            request;
+        let Request {
+            responder,
+            prompt,
+            sampling,
+            matcher,
+            is_streamed,
+            prefix,
+            returns,
+            adapter,
+            requested: _,
+        } = request;
         let id = self.next_job;
         self.next_job += 1;
         let room = (self.model.context_length as usize).saturating_sub(prompt.len());
@@ -385,7 +466,7 @@ impl<'m> Engine<'m> {
     /// A long common beginning decides. Otherwise the sequence that was used least recently is
     /// taken, so that the others keep what may be used again; of unused ones the first, because
     /// llama.cpp computes neighbours together.
-    fn best_slot(&self, prompt: &[i32], adapter: Option<usize>) -> (usize, usize) {
+    fn best_slot(&self, prompt: &[i32], adapter: Option<AdapterId>) -> (usize, usize) {
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.sequence.is_none());
         let rated = free.map(|(at, slot)| {
             let equal = slot.cached.iter().zip(prompt).take_while(|(old, new)| old == new).count();
@@ -418,27 +499,13 @@ impl<'m> Engine<'m> {
     /// because one step computes all of its sequences with one.
     fn choose_adapter(&mut self) -> Result<(), String> {
         let sequences = self.slots.iter().filter_map(|slot| slot.sequence.as_ref());
-        let wanted: BTreeSet<Option<usize>> = sequences.map(|sequence| sequence.adapter).collect();
-        let after = (Bound::Excluded(self.adapter), Bound::Unbounded);
-        let next = wanted.range(after).next().or(wanted.first()).copied();
-        let Some(next) = next.filter(|next| *next != self.adapter) else { return Ok(()) };
-        let outcome = match (next, self.adapter) {
-            (Some(next), _) => match self.adapters.get_mut(next) {
-                Some(adapter) => {
-                    self.context.lora_adapter_set(adapter, 1.0).map_err(|error| error.to_string())
-                }
-                None => Ok(()),
-            },
-            (None, Some(before)) => match self.adapters.get_mut(before) {
-                Some(adapter) => {
-                    self.context.lora_adapter_remove(adapter).map_err(|error| error.to_string())
-                }
-                None => Ok(()),
-            },
-            (None, None) => Ok(()),
-        };
-        self.adapter = next;
-        outcome.map_err(|why| format!("the adapter cannot be changed: {why}"))
+        let wanted: BTreeSet<Option<AdapterId>> =
+            sequences.map(|sequence| sequence.adapter).collect();
+        let after = (Bound::Excluded(self.adapters.active()), Bound::Unbounded);
+        match wanted.range(after).next().or(wanted.first()) {
+            Some(next) => self.adapters.activate(&mut self.context, *next),
+            None => Ok(()),
+        }
     }
 
     /// Collects the tokens of a step: of choices that are being generated first, then of prompts in
@@ -451,7 +518,7 @@ impl<'m> Engine<'m> {
         let mut wanted: Vec<(bool, u64, usize, usize)> = Vec::with_capacity(self.slots.len());
         for (at, slot) in self.slots.iter().enumerate() {
             if let Some(sequence) = &slot.sequence
-                && sequence.adapter == self.adapter
+                && sequence.adapter == self.adapters.active()
             {
                 let missing = sequence.tokens.len() - sequence.processed;
                 // Rows of logits are large.

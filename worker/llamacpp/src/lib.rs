@@ -5,6 +5,7 @@
 //! becomes tokens and parameters on the server's thread, and is then answered by the thread of the
 //! engine (`engine`), which runs all requests together.
 
+mod adapters;
 mod engine;
 mod host;
 mod model;
@@ -27,7 +28,8 @@ use std::thread::{self, JoinHandle};
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::model::LlamaLoraAdapter;
 
-use crate::engine::{Engine, Gauges, OutputPositions, Request};
+use crate::adapters::Adapters;
+use crate::engine::{Engine, Gauges, OutputPositions, Work};
 use crate::host::interface::{
     PHAROS_BACKEND_ABI_VERSION, pharos_batch, pharos_code, pharos_context, pharos_outputs,
 };
@@ -40,7 +42,7 @@ use crate::settings::{Pooling, Settings};
 /// The way to the engine of a model, by its task.
 #[derive(Clone)]
 enum Queue {
-    Generate(Sender<Request>),
+    Generate(Sender<Work>),
     Pool(Sender<PoolingRequest>),
 }
 
@@ -141,7 +143,7 @@ impl Instance {
             return Err(Failure::internal("the engine has ended"));
         };
         let draft = Reader { batch, position }.to_draft(self.kind)?;
-        match draft.is_long() {
+        match draft.is_long(&intake.model) {
             // Dropping the draft fails the request.
             true => drop(long.send(draft)),
             false => intake.take(draft),
@@ -156,7 +158,13 @@ impl Intake {
     fn take(&self, draft: Draft) {
         match (draft.prepare(&self.model), &self.queue) {
             (Some(Prepared::Generate(request)), Queue::Generate(requests)) => {
-                let _ = requests.send(*request);
+                let _ = requests.send(Work::Generate(request));
+            }
+            (Some(Prepared::Load(responder, adapter)), Queue::Generate(requests)) => {
+                let _ = requests.send(Work::Load(responder, adapter));
+            }
+            (Some(Prepared::Unload(responder, adapter)), Queue::Generate(requests)) => {
+                let _ = requests.send(Work::Unload(responder, adapter));
             }
             (Some(Prepared::Pool(request)), Queue::Pool(requests)) => {
                 let _ = requests.send(request);
@@ -258,7 +266,7 @@ impl Start {
     }
 
     /// Runs the engine of a model that generates text.
-    fn generate(self, adapters: Vec<LlamaLoraAdapter>, requests: &Receiver<Request>) {
+    fn generate(self, adapters: Vec<LlamaLoraAdapter>, requests: &Receiver<Work>) {
         let model = self.model.clone();
         let batch_tokens = self.settings.batch_tokens;
         let tokens = model.context_length.saturating_mul(self.max_sequences);
@@ -270,6 +278,8 @@ impl Start {
         let _ = self.report.send(Ok(()));
         let batch =
             BatchSize { sequences: self.max_sequences as usize, tokens: batch_tokens as usize };
+        let most = self.settings.max_adapters as usize;
+        let adapters = Adapters::new(adapters, most, model.known_adapters.clone());
         Engine::new(self.model, context, adapters, batch, self.outputs, self.gauges).run(requests);
     }
 

@@ -9,6 +9,7 @@ use llama_cpp_2::token::LlamaToken;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 
+use crate::adapters::{KnownAdapters, Places};
 use crate::host::{Context, Failure, Host, Level};
 use crate::processor;
 use crate::sampling::Structure;
@@ -42,8 +43,12 @@ pub(crate) struct Model {
     pub(crate) context_length: u32,
     /// Tokens that end a text.
     pub(crate) ends: Vec<i32>,
-    /// The names of the adapters.
+    /// The names of the adapters of `multi_lora.json`.
     pub(crate) adapters: Vec<String>,
+    /// Where the files of adapters may be that requests load.
+    pub(crate) adapter_places: Places,
+    /// The adapters that the engine has loaded by request.
+    pub(crate) known_adapters: KnownAdapters,
     structures: OnceLock<Result<ParserFactory, String>>,
 }
 
@@ -92,7 +97,7 @@ unsafe extern "C" fn log(
 }
 
 /// Returns the errors that were logged since the last call, as the end of a sentence.
-fn logged_errors() -> String {
+pub(crate) fn logged_errors() -> String {
     let errors = ERRORS.lock().map(|mut errors| std::mem::take(&mut *errors)).unwrap_or_default();
     match errors.is_empty() {
         true => "llama.cpp gave no reason".to_owned(),
@@ -145,8 +150,16 @@ impl Model {
             })?);
         }
         let names = settings.adapters.keys().cloned().collect();
-        let structures = OnceLock::new();
-        let model = Self { backend, inner, context_length, ends, adapters: names, structures };
+        let model = Self {
+            backend,
+            inner,
+            context_length,
+            ends,
+            adapters: names,
+            adapter_places: settings.adapter_places.clone(),
+            known_adapters: KnownAdapters::default(),
+            structures: OnceLock::new(),
+        };
         Ok(Loaded { model, adapters })
     }
 

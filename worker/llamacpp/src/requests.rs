@@ -4,6 +4,7 @@ use llama_cpp_2::token::LlamaToken;
 use llguidance::Matcher;
 use serde_json::{Map, Value};
 
+use crate::adapters::{AdapterId, RequestedAdapter};
 use crate::engine::{Request, Returns};
 use crate::host::{Batch, Failure, Responder};
 use crate::model::Model;
@@ -23,6 +24,10 @@ pub(crate) enum Operation {
     Tokenize,
     /// The text of tokens.
     Detokenize,
+    /// Loads an adapter.
+    LoadAdapter,
+    /// Frees the memory of an adapter.
+    UnloadAdapter,
 }
 
 /// A request of a batch.
@@ -56,8 +61,11 @@ impl<'a> Reader<'a> {
             None | Some("") => Ok(Operation::Task),
             Some("tokenize") => Ok(Operation::Tokenize),
             Some("detokenize") => Ok(Operation::Detokenize),
+            Some("load_adapter") => Ok(Operation::LoadAdapter),
+            Some("unload_adapter") => Ok(Operation::UnloadAdapter),
             Some(other) => Err(Failure::invalid(format!(
-                "the input 'operation' is '{}'; allowed are tokenize and detokenize",
+                "the input 'operation' is '{}'; allowed are tokenize, detokenize, load_adapter and \
+                 unload_adapter",
                 other.escape_debug()
             ))),
         }
@@ -87,14 +95,16 @@ impl<'a> Reader<'a> {
             ),
         };
         let is_streamed = self.flag("stream", false)?;
+        let mut parameters = self.batch.parameters(self.position);
         Ok(Draft {
+            adapter: RequestedAdapter::take(&mut parameters)?,
             kind,
             operation,
             text: self.required_text(text_input)?.to_owned(),
             pair,
             given_tokens: self.given_tokens()?,
             sampling: own(self.text("sampling_parameters")?),
-            parameters: self.batch.parameters(self.position),
+            parameters,
             add_special_tokens: self.flag("add_special_tokens", true)?,
             truncate,
             normalize: self.flag("normalize", true)?,
@@ -141,6 +151,8 @@ pub(crate) struct Draft {
     /// JSON.
     sampling: Option<String>,
     parameters: Map<String, Value>,
+    /// The adapter that was loaded by request.
+    adapter: Option<RequestedAdapter>,
     add_special_tokens: bool,
     truncate: Option<i32>,
     normalize: bool,
@@ -157,13 +169,17 @@ pub(crate) enum Prepared {
     /// Tokens, and the text of each.
     Tokens(Responder, Vec<u32>, Vec<Vec<u8>>),
     Text(Responder, String),
+    Load(Responder, RequestedAdapter),
+    Unload(Responder, RequestedAdapter),
 }
 
 impl Draft {
     /// Whether the preparation may take longer than a few milliseconds.
-    pub(crate) fn is_long(&self) -> bool {
+    pub(crate) fn is_long(&self, model: &Model) -> bool {
         let json = self.sampling.as_deref().unwrap_or_default();
+        let is_loaded = |adapter: &RequestedAdapter| model.known_adapters.has(adapter.load);
         self.text.len() > LONG
+            || self.adapter.as_ref().is_some_and(|adapter| !is_loaded(adapter))
             || self.pair.as_ref().is_some_and(|pair| pair.len() > LONG)
             || json.len() > LONG
             || json.contains("structured_outputs")
@@ -182,6 +198,8 @@ impl Draft {
                 self.generate(model, max_sequences, is_decoupled).map(Box::new).map(Work::Generate)
             }
             (Operation::Task, Kind::Embed | Kind::Score) => self.pool(model).map(Work::Pool),
+            (Operation::LoadAdapter, kind) => self.adapter(model, kind).map(Work::Load),
+            (Operation::UnloadAdapter, kind) => self.adapter(model, kind).map(Work::Unload),
         };
         let work = match prepared {
             Ok(work) => work,
@@ -193,6 +211,8 @@ impl Draft {
         Some(match work {
             Work::Tokens((tokens, pieces)) => Prepared::Tokens(self.responder, tokens, pieces),
             Work::Text(text) => Prepared::Text(self.responder, text),
+            Work::Load(adapter) => Prepared::Load(self.responder, adapter),
+            Work::Unload(adapter) => Prepared::Unload(self.responder, adapter),
             Work::Pool(tokens) => Prepared::Pool(PoolingRequest {
                 tokens,
                 normalize: self.normalize,
@@ -215,6 +235,7 @@ impl Draft {
                     is_streamed: self.is_streamed,
                     returns,
                     adapter,
+                    requested: self.adapter,
                     responder: self.responder,
                 }))
             }
@@ -283,9 +304,20 @@ impl Draft {
                 sampling.n
             )));
         }
-        let adapter = match &sampling.adapter {
-            None => None,
-            Some(name) => Some(adapter(model, name)?),
+        let adapter = match (&sampling.adapter, &mut self.adapter) {
+            (None, None) => None,
+            (Some(name), None) => Some(AdapterId::Listed(adapter(model, name)?)),
+            (None, Some(requested)) => {
+                requested.find(&model.adapter_places, &model.known_adapters);
+                Some(AdapterId::Loaded(requested.load))
+            }
+            (Some(name), Some(requested)) => {
+                return Err(Failure::invalid(format!(
+                    "lora_name '{}' is not allowed beside the adapter '{}'",
+                    name.escape_debug(),
+                    requested.name
+                )));
+            }
         };
         let mut tokens = self.tokens(model)?;
         if let Some(wanted) = sampling.truncate_prompt {
@@ -305,6 +337,23 @@ impl Draft {
         let matcher = sampling.structure.as_ref();
         let matcher = matcher.map(|structure| model.matcher(structure)).transpose()?;
         Ok(Prompt { tokens, sampling, matcher, adapter })
+    }
+
+    /// Returns the adapter of an operation, with its file.
+    fn adapter(&mut self, model: &Model, kind: Kind) -> Result<RequestedAdapter, Failure> {
+        if !matches!(kind, Kind::Generate { .. }) {
+            return Err(Failure::invalid("only models that generate text have adapters"));
+        }
+        let mut adapter = self.adapter.take().ok_or_else(|| {
+            Failure::invalid(
+                "adapters are loaded and unloaded by POST /v1/load_lora_adapter and \
+                 /v1/unload_lora_adapter",
+            )
+        })?;
+        if self.operation == Operation::LoadAdapter {
+            adapter.find(&model.adapter_places, &model.known_adapters);
+        }
+        Ok(adapter)
     }
 
     /// Returns the tokens of a text, or of a pair of texts.
@@ -355,6 +404,8 @@ enum Work {
     Pool(Vec<i32>),
     Tokens((Vec<u32>, Vec<Vec<u8>>)),
     Text(String),
+    Load(RequestedAdapter),
+    Unload(RequestedAdapter),
 }
 
 /// The checked parts of a request to generate text.
@@ -362,10 +413,10 @@ struct Prompt {
     tokens: Vec<i32>,
     sampling: Sampling,
     matcher: Option<Matcher>,
-    adapter: Option<usize>,
+    adapter: Option<AdapterId>,
 }
 
-/// Returns the position of an adapter in the model's list.
+/// Returns the position of an adapter in the list of `multi_lora.json`.
 fn adapter(model: &Model, name: &str) -> Result<usize, Failure> {
     let names = &model.adapters;
     names.iter().position(|known| known == name).ok_or_else(|| {

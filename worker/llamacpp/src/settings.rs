@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::adapters::Places;
 use crate::host::Context;
 
 /// The file with the adapters of a model, as Triton's vllm_backend has it.
@@ -30,6 +31,10 @@ pub(crate) struct Settings {
     pub(crate) pooling: Option<Pooling>,
     /// The files of adapters, by their names.
     pub(crate) adapters: BTreeMap<String, PathBuf>,
+    /// Where the files of adapters may be that requests load.
+    pub(crate) adapter_places: Places,
+    /// The most adapters that are in memory because requests have loaded them.
+    pub(crate) max_adapters: u32,
 }
 
 /// How the vectors of the tokens of a text become its embedding.
@@ -47,6 +52,9 @@ pub(crate) enum Pooling {
 const DEFAULT_SEQUENCES: u32 = 4;
 /// The same for texts of a model that makes embeddings or scores, which keep nothing.
 const DEFAULT_TEXTS: u32 = 32;
+
+/// The adapters of requests that are in memory, unless the configuration says otherwise.
+const DEFAULT_ADAPTERS: u32 = 16;
 
 /// The context of a model whose configuration has none, if it was trained for a longer one.
 pub(crate) const DEFAULT_CONTEXT: u32 = 4096;
@@ -95,6 +103,11 @@ impl Settings {
         Ok(Self {
             pooling,
             adapters: adapters(Path::new(&context.directory))?,
+            adapter_places: Places::new(
+                Path::new(&context.directory),
+                context.parameter("adapter_directory").as_deref(),
+            )?,
+            max_adapters: integer("max_adapters", 1, 4096)?.unwrap_or(DEFAULT_ADAPTERS),
             file,
             context_length: integer("context_length", 8, 1 << 24)?,
             max_sequences: integer("max_sequences", 1, 256)?,

@@ -299,6 +299,11 @@ impl Service for Engine {
         self.inner.loader.unload_model(model, dependents).await
     }
 
+    fn check_model_control(&self) -> Result<(), InferError> {
+        self.check_open()?;
+        self.inner.loader.check_by_request()
+    }
+
     fn registers_directories(&self) -> bool {
         self.inner.settings.loader.stores.registered.is_some()
     }

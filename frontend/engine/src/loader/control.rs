@@ -60,7 +60,7 @@ impl Loader {
         scope: LoadScope,
         caller: Option<Arc<Caller>>,
     ) -> Loaded {
-        self.by_request()?;
+        self.check_by_request()?;
         self.check_name(name)?;
         let loader = self.clone();
         let name = name.to_owned();
@@ -76,7 +76,7 @@ impl Loader {
     /// # Errors
     /// Unloading by request is disabled. Unloading an unknown model is not an error.
     pub(crate) async fn unload_model(self: &Arc<Self>, name: &str, dependents: bool) -> Loaded {
-        self.by_request()?;
+        self.check_by_request()?;
         let loader = self.clone();
         let name = name.to_owned();
         let unload =
@@ -95,7 +95,7 @@ impl Loader {
     }
 
     /// Returns an error unless models are loaded by request.
-    fn by_request(&self) -> Loaded {
+    pub(crate) fn check_by_request(&self) -> Loaded {
         let mode = match self.settings.mode {
             Mode::None => "none",
             Mode::Poll(_) => "poll",

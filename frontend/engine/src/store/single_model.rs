@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use pharos::model::{Draft, default_model_file, onnx};
+use pharos::model::{Draft, default_model_file, is_hugging_face, onnx};
 use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 
 use super::files::{ModelFiles, TemporaryDirectories};
@@ -125,21 +125,26 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
     let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
     if versions.clone().next().is_some() && has_config
-        || versions
-            .any(|(_, path)| names(path).iter().any(|name| default_model_file(name).is_some()))
+        || versions.any(|(_, path)| is_version(&names(path)))
     {
         return Ok(Some(Files::Versions));
     }
     let files = entries.iter().filter(|(_, path)| path.is_file() || is_onnx_directory(path));
     let file_names: Vec<&str> = files.filter_map(|(name, _)| name.to_str()).collect();
     let usual = usual_name(&file_names).map(|(file, usual)| (file.to_owned(), usual));
-    if usual.is_none() && !has_config {
+    if usual.is_none() && !has_config && !is_hugging_face(file_names.iter().copied()) {
         return Ok(None);
     }
     let mut links = absolute(entries)?;
     let second = usual.and_then(|(file, usual)| link_to(&links, &file, usual));
     links.extend(second);
     Ok(Some(Files::Loose(links)))
+}
+
+/// Returns whether a directory with these names has the files of a version.
+fn is_version(names: &[String]) -> bool {
+    names.iter().any(|name| default_model_file(name).is_some())
+        || is_hugging_face(names.iter().map(String::as_str))
 }
 
 /// Returns whether a directory takes the place of an ONNX file: it holds the file with its external
@@ -342,6 +347,18 @@ mod tests {
                 ],
             )),
         );
+        let files = ["config.json", "model-1.safetensors", "model.json", "tokenizer.json"];
+        let linked = files.map(|file| format!("1/{file}"));
+        let mut linked: Vec<&str> = linked.iter().map(String::as_str).collect();
+        linked.insert(0, "1");
+        check("qwen", &files, "", Some(("qwen", &linked)));
+        check(
+            "qwen",
+            &["1/config.json", "1/w.safetensors"],
+            "",
+            Some(("qwen", &["1", "1/config.json", "1/w.safetensors"])),
+        );
+        check("weights", &["w.safetensors"], "", None);
         check("archive", &["squeeze.mar"], "", Some(("archive", &["1", "1/squeeze.mar"])));
         check(
             "external",

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse};
+use pharos::model::generation::ADAPTER;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::tensor::{DataType, Tensor, element_count};
 use serde::de::IgnoredAny;
@@ -16,6 +17,7 @@ use crate::json::{
     Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error,
     type_error, unreadable, without_byte_order_mark,
 };
+use crate::parse::reserved_parameter;
 use crate::{data, render};
 
 /// The object whose members are treated as members of the request itself.
@@ -86,6 +88,10 @@ fn member(
         let tensor = tensor(input, value.get())?;
         request.inputs.push(InferInput { name: key.to_owned(), tensor });
         return Ok(());
+    }
+    // Triton permits other names of this form here.
+    if key == ADAPTER {
+        return Err(reserved_parameter());
     }
     request.parameters.push((key.to_owned(), as_parameter(key, value)?));
     Ok(())

@@ -112,6 +112,13 @@ fn refusals_have_tritons_codes_and_texts() {
             format!("Converting keyword: 'parameters': parameter 'k' {invalid}"),
         ),
         (r#"{"k":{}}"#, 400, format!("parameter 'k' {invalid}")),
+        (
+            r#"{"parameters":{"triton_adapter":"{}"}}"#,
+            400,
+            "Converting keyword: 'parameters': parameter keys starting with 'triton_' are reserved \
+             for Triton usage and should not be specified."
+                .to_owned(),
+        ),
         (r#"{"k":[1]}"#, 400, format!("parameter 'k' {invalid}")),
         (r#"{"k":null}"#, 400, format!("parameter 'k' {invalid}")),
         (

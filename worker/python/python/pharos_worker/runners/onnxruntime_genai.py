@@ -515,15 +515,7 @@ class TritonPythonModel:
         self.gauges.record(time.monotonic(), len(self.engine.running), len(self.waiting))
 
     def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                job = self.read(request, sender)
-            except text.WrongRequest as error:
-                sender.send(pb_utils.InferenceResponse(error=text.invalid(str(error))), text.FINAL)
-                continue
-            self.commands.put(job)
-        return None
+        text.execute(requests, self.read, self.commands.put)
 
     def read(self, request, sender):
         """Reads a request."""

@@ -56,6 +56,10 @@ RETURNED = ("finish_reason", "num_input_tokens", "num_output_tokens")
 IGNORED = ("stream", "exclude_input_in_output")
 """Parameters of a request that are no parameters of sampling."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+ADAPTER = "triton_adapter"
+"""The parameter of a request with an adapter that was loaded by request: JSON that the server writes. Clients cannot set it."""
+LOAD_ADAPTER, UNLOAD_ADAPTER = "load_adapter", "unload_adapter"
+OPERATIONS = ("tokenize", "detokenize", LOAD_ADAPTER, UNLOAD_ADAPTER)
 
 
 def invalid(message):
@@ -72,6 +76,41 @@ class WrongRequest(Exception):
     """A request that its client must change."""
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was loaded by request. `load` differs for each load, also of the same name."""
+
+    name: str
+    path: str
+    load: int
+
+
+class AdapterPlaces:
+    """Where the files of adapters may be that requests load: in the directory of the model, and in the one of its parameter
+    `adapter_directory`, where relative paths then begin."""
+
+    def __init__(self, version, own):
+        self.allowed = [Path(version).parent.resolve()]
+        self.base = Path(version, own or "").resolve()
+        if not self.base.is_dir():
+            raise pb_utils.TritonModelException(f"the parameter 'adapter_directory' is '{own}': it is not a directory")
+        if not self.base.is_relative_to(self.allowed[0]):
+            self.allowed.append(self.base)
+
+    def find(self, path):
+        """Returns the place of a path that a request has, without symbolic links."""
+        try:
+            found = (self.base / path).resolve(strict=True)
+        except (OSError, ValueError) as error:
+            raise WrongRequest(f"'{path}' cannot be read: {error}") from None
+        if not any(found.is_relative_to(directory) for directory in self.allowed):
+            allowed = " or ".join(f"'{directory}'" for directory in self.allowed)
+            raise WrongRequest(
+                f"'{path}' is not in {allowed}; the parameter 'adapter_directory' of the model permits another directory"
+            )
+        return str(found)
+
+
 @dataclass
 class Request:
     """A request as its tensors have it."""
@@ -82,10 +121,12 @@ class Request:
     has_prompt: bool
     returns: set
     operation: str = ""
-    """`tokenize` or `detokenize`; empty for the generation of text."""
+    """One of `OPERATIONS`; empty for the generation of text."""
     prompt_ids: list | None = None
     """The prompt as tokens, in place of its text."""
     add_special_tokens: bool = True
+    adapter: Adapter | None = None
+    """The adapter that was loaded by request."""
 
 
 @dataclass
@@ -195,9 +236,20 @@ def operation_of(request):
     """Returns what a request wants besides generated text; empty for nothing."""
     given = one_of(request, "operation")
     operation = given.decode(errors="replace") if given is not None else ""
-    if operation not in ("", "tokenize", "detokenize"):
-        raise WrongRequest(f"the input 'operation' is '{operation}'; allowed are tokenize and detokenize")
+    if operation not in ("", *OPERATIONS):
+        raise WrongRequest(f"the input 'operation' is '{operation}'; allowed are {', '.join(OPERATIONS)}")
     return operation
+
+
+def adapter_of(parameters):
+    """Takes the adapter that was loaded by request out of the parameters of a request; None without one."""
+    given = parameters.pop(ADAPTER, None)
+    if given is None:
+        return None
+    try:
+        return Adapter(**json.loads(given))
+    except (TypeError, ValueError) as error:
+        raise WrongRequest(f"the parameter '{ADAPTER}' must be JSON with name, path and load: {error}") from None
 
 
 def prompt_ids_of(request):
@@ -211,10 +263,10 @@ def read(request, outputs, decoupled):
     flag = lambda name, default: default if (value := one_of(request, name)) is None else bool(value)  # noqa: E731
     text = one_of(request, "text_input")
     given = one_of(request, "sampling_parameters")
-    if given is None:
-        given = request.parameters() or "{}"
+    parameters = json.loads(request.parameters() or "{}")
+    adapter = adapter_of(parameters)
     try:
-        members = json.loads(given)
+        members = parameters if given is None else json.loads(given)
         text = text.decode()
     except (ValueError, AttributeError, RecursionError) as error:
         raise WrongRequest(f"the inputs must be a text in UTF-8 and parameters of sampling in JSON: {error}") from None
@@ -235,7 +287,20 @@ def read(request, outputs, decoupled):
         operation=operation_of(request),
         prompt_ids=prompt_ids_of(request),
         add_special_tokens=flag("add_special_tokens", True),
+        adapter=adapter,
     )
+
+
+def execute(requests, read, run):
+    """Reads requests with `read(request, sender)` and passes them on with `run(job)`. Those that are wrong fail."""
+    for request in requests:
+        sender = request.get_response_sender()
+        try:
+            job = read(request, sender)
+        except WrongRequest as error:
+            sender.send(pb_utils.InferenceResponse(error=invalid(str(error))), FINAL)
+            continue
+        run(job)
 
 
 class Gauges:

@@ -1,5 +1,6 @@
 """Serves language models with vLLM, in the layout of Triton's vllm_backend: `1/model.json` has the arguments of the engine
-(vLLM's `AsyncEngineArgs`), `1/multi_lora.json` the adapters by name. Tensors and parameters are those of vllm_backend, with the
+(vLLM's `AsyncEngineArgs`), `1/multi_lora.json` the adapters by name. A version that has `config.json` is itself a model in Hugging
+Face's layout, which needs no `model.json`. Tensors and parameters are those of vllm_backend, with the
 additional outputs `token_ids`, `stop_reason`, `num_cached_tokens`, `prompt_token_ids` and `prompt_logprobs`. The input `operation` asks
 for the tokens of a text, or for the text of tokens.
 
@@ -75,6 +76,70 @@ def logger(gauges):
     return Logger
 
 
+class Adapters:
+    """The adapters of a model: those of `multi_lora.json`, and those that were loaded by request. The engine has each after its first
+    use, or its load, until vLLM needs its place (`max_cpu_loras`)."""
+
+    def __init__(self, version, directory, is_enabled):
+        self.listed = {
+            name: (number, str(version / path) if (version / path).exists() else path)
+            for number, (name, path) in enumerate(text.read_object(version / ADAPTERS).items(), 1)
+        }
+        self.places = text.AdapterPlaces(version, directory)
+        self.is_enabled = is_enabled
+        self.loads = {}
+        """The loads that the engine has begun, by the numbers of the adapters."""
+
+    def of(self, name, loaded):
+        """Returns vLLM's request for the adapter of `multi_lora.json` with a name, or for one that was loaded by request; None
+        without one."""
+        from vllm.lora.request import LoRARequest
+
+        if loaded is not None:
+            if not self.is_enabled:
+                raise text.WrongRequest(f"the model has no adapters: {FILE} must have \"enable_lora\": true")
+            # vLLM knows prefixes in its cache by the name of the adapter.
+            return LoRARequest(f"{loaded.name}@{loaded.load}", len(self.listed) + loaded.load, loaded.path)
+        if name is None:
+            return None
+        if name not in self.listed:
+            known = ", ".join(self.listed) or "none"
+            raise text.WrongRequest(f"lora_name '{name}' is not an adapter of the model; its adapters are: {known}")
+        return LoRARequest(name, *self.listed[name])
+
+    async def load(self, engine, adapter, loaded):
+        """Loads an adapter before its first request: one that cannot be loaded would end the engine. Its file is needed again after vLLM
+        has given its place to another adapter."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        number, name = adapter.lora_int_id, loaded.name if loaded else adapter.lora_name
+        if loaded:
+            try:
+                adapter.lora_path = self.places.find(loaded.path)
+            except text.WrongRequest as error:
+                raise ValueError(f"the adapter '{name}' cannot be loaded: {error}") from None
+        if number not in self.loads:
+            self.loads[number] = asyncio.ensure_future(engine.add_lora(adapter))
+        try:
+            # A request whose client leaves does not end the load, for which others may wait.
+            await asyncio.shield(self.loads[number])
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self.loads.pop(number, None)
+            # The reason of a worker of vLLM is within a sentence about the place of its stack trace.
+            reason = str(error).partition("failed with error '")[2].rpartition("', please")[0] or str(error) or type(error).__name__
+            raise ValueError(f"the adapter '{name}' cannot be loaded: {reason}") from None
+
+    async def unload(self, engine, adapter, jobs):
+        """Frees the memory of an adapter when no request uses it any more."""
+        number = adapter.lora_int_id
+        while any(job.adapter is not None and job.adapter.lora_int_id == number for job in jobs.values()):
+            await asyncio.sleep(text.CANCELLED_EVERY_S)
+        if self.loads.pop(number, None) is not None:
+            await engine.remove_lora(number)
+
+
 class TritonPythonModel:
     """One instance: an engine and the requests that it runs."""
 
@@ -90,10 +155,8 @@ class TritonPythonModel:
         vllm = files.package("vllm", "vllm", "a model of the backend vllm")
         ENGINE = f"vLLM {vllm.__version__}"
         arguments = engine_arguments(version)
-        self.adapters = {
-            name: (number, str(version / path) if (version / path).exists() else path)
-            for number, (name, path) in enumerate(text.read_object(version / ADAPTERS).items(), 1)
-        }
+        own = config.get("parameters", {}).get("adapter_directory", {}).get("string_value")
+        self.adapters = Adapters(version, own, arguments.get("enable_lora", False))
         self.outputs = {entry["name"] for entry in config["output"]}
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.jobs = {}
@@ -131,15 +194,7 @@ class TritonPythonModel:
                     job.task.cancel()
 
     def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                job = self.read(request, sender)
-            except text.WrongRequest as error:
-                sender.send(pb_utils.InferenceResponse(error=text.invalid(str(error))), text.FINAL)
-                continue
-            self.run(self.answer(job))
-        return None
+        text.execute(requests, self.read, lambda job: self.run(self.answer(job)))
 
     def read(self, request, sender):
         """Reads a request."""
@@ -148,7 +203,7 @@ class TritonPythonModel:
 
         read = text.read(request, self.outputs, self.decoupled)
         members = read.members
-        adapter = self.adapter(members.pop("lora_name", None))
+        adapter = self.adapters.of(members.pop("lora_name", None), read.adapter)
         structure = members.pop("structured_outputs", None) or members.pop("guided_decoding", None)
         scores_only = members.get("max_tokens") == 0 and members.get("prompt_logprobs") is not None
         if scores_only:
@@ -166,18 +221,6 @@ class TritonPythonModel:
                 raise text.WrongRequest(f"{name} {number} is not allowed: it must be an integer from 0 to {MOST_LOGPROBS}")
         choices = [text.Pending() for _ in range(sampling.n)]
         return Job(sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only)
-
-    def adapter(self, name):
-        """Returns vLLM's request for an adapter; None without one."""
-        from vllm.lora.request import LoRARequest
-
-        if name is None:
-            return None
-        if name not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise text.WrongRequest(f"lora_name '{name}' is not an adapter of the model; its adapters are: {known}")
-        number, path = self.adapters[name]
-        return LoRARequest(name, number, path)
 
     def tokens(self, prompt, add_special_tokens=True):
         """Returns the tokens of a prompt. The token that begins a text is added, unless the text has it."""
@@ -215,6 +258,10 @@ class TritonPythonModel:
     async def generate(self, job, name):
         """Passes on what the engine generates, except the last part."""
         given = job.request
+        if given.operation in (text.LOAD_ADAPTER, text.UNLOAD_ADAPTER):
+            return await self.change_adapter(job)
+        if job.adapter is not None:
+            await self.adapters.load(self.engine, job.adapter, given.adapter)
         is_long = len(given.text) > LONG_TEXT
         tokens = given.prompt_ids
         if not tokens and given.operation != "detokenize":
@@ -233,6 +280,18 @@ class TritonPythonModel:
                 job.sender.send(job.response())
         while not job.sender.is_ready():
             await asyncio.sleep(text.SLOW_CLIENT_S)
+
+    async def change_adapter(self, job):
+        """Loads or unloads an adapter, and answers with its name."""
+        loaded, adapter = job.request.adapter, job.adapter
+        if loaded is None:
+            raise ValueError("adapters are loaded and unloaded by POST /v1/load_lora_adapter and /v1/unload_lora_adapter")
+        if job.request.operation == text.LOAD_ADAPTER:
+            await self.adapters.load(self.engine, adapter, loaded)
+        else:
+            job.adapter = None
+            self.unloading = self.loop.create_task(self.adapters.unload(self.engine, adapter, self.jobs))
+        job.sender.send(text.tokens_response([loaded.name]), text.FINAL)
 
     def tokens_response(self, operation, tokens):
         """Returns the response to a request for tokens, with the text of each, or for the text of tokens."""
@@ -254,8 +313,12 @@ class TritonPythonModel:
 
 
 def engine_arguments(version):
-    """Returns the arguments of the engine. A relative path of the model is in the directory of the version."""
-    arguments = text.read_object(version / FILE, purpose="the arguments of vLLM's engine as JSON")
+    """Returns the arguments of the engine. A relative path of the model is in the directory of the version, which may itself be a model in
+    Hugging Face's layout."""
+    is_model = (version / "config.json").is_file()
+    arguments = text.read_object(version / FILE, purpose=None if is_model else "the arguments of vLLM's engine as JSON")
+    if is_model:
+        arguments.setdefault("model", str(version))
     if isinstance(arguments.get("model"), str) and (version / arguments["model"]).is_dir():
         arguments["model"] = str(version / arguments["model"])
     return arguments
