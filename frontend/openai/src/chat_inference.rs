@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use http::HeaderMap;
 use pharos::request_trace::Operation;
-use pharos_edge::Call;
 use pharos_os::clock;
 
 use crate::answer::Failure;
 use crate::chat::{ChatRequest, ToolChoice};
 use crate::choice::{Parsers, ToolMode};
 use crate::contract::Prompt;
-use crate::edge::{Edge, log_unknown, on_a_thread_if, random_id, refuse_unsupported};
+use crate::edge::{
+    Received, RequestId, log_unknown, on_a_thread_if, random_id, refuse_unsupported,
+};
 use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::message::{Content, Message};
@@ -32,19 +32,17 @@ pub(crate) struct Begun {
     pub(crate) generation: Generation,
 }
 
-/// Begins the inference of a chat. `head_of` returns the head of the response, from the name of the
-/// model and the options of the request.
+/// Begins the inference of a chat. `head_of` returns the head of the response, from the id, the name
+/// of the model and the options of the request.
 pub(crate) async fn begin(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
+    received: &mut Received,
     mut request: ChatRequest,
-    head_of: impl FnOnce(&str, &RequestOptions) -> Head,
+    head_of: impl FnOnce(&RequestId, &str, &RequestOptions) -> Head,
 ) -> Result<Begun, Failure> {
     refuse_unsupported(&request.options, &request.sampling)?;
     refuse_in_chat(&request)?;
-    let (name, model) = edge.model_of(call, &request.options, headers).await?;
-    if let Some(traced) = call.traced() {
+    let (name, model) = received.model_of(&request.options).await?;
+    if let Some(traced) = received.call.traced() {
         traced.operation(Operation::Chat);
     }
     log_unknown(&name, &request.unknown);
@@ -57,9 +55,8 @@ pub(crate) async fn begin(
         one_call: !request.parallel_tool_calls,
         ..Parsers::of(&request.sampling, &request.options)
     };
-    let head = head_of(&name, &request.options);
-    let responses = edge.begin(
-        call,
+    let head = head_of(&received.id, &name, &request.options);
+    let responses = received.begin(
         &head,
         &model,
         &request.options,
