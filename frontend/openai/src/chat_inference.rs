@@ -14,6 +14,7 @@ use crate::edge::{
 };
 use crate::error::ApiError;
 use crate::generation::Generation;
+use crate::media::Media;
 use crate::message::{Content, Message};
 use crate::models::TextModel;
 use crate::options::RequestOptions;
@@ -46,6 +47,7 @@ pub(crate) async fn begin(
         traced.operation(Operation::Chat);
     }
     log_unknown(&name, &request.unknown);
+    model.contract.check_media(request.media())?;
     let tools = tools_of(&mut request, &model, &name)?;
     let prompt;
     (request, prompt) = render(request, &model, &name).await?;
@@ -55,6 +57,7 @@ pub(crate) async fn begin(
         one_call: !request.parallel_tool_calls,
         ..Parsers::of(&request.sampling, &request.options)
     };
+    let media: Vec<&Media> = request.media().collect();
     let head = head_of(&received.id, &name, &request.options);
     let responses = received.begin(
         &head,
@@ -63,6 +66,7 @@ pub(crate) async fn begin(
         &Prompt {
             text: &prompt,
             tokens: None,
+            media: &media,
             // The template writes them.
             add_special_tokens: Some(request.prompt.add_special_tokens).filter(|flag| *flag),
             sampling: &request.sampling,

@@ -74,6 +74,7 @@ async fn begin(received: &mut Received) -> Result<Running<CompletionForm>, Failu
             &Prompt {
                 text: prompt.text(),
                 tokens: prompt.tokens(),
+                media: &[],
                 // Models add them by default.
                 add_special_tokens: Some(false).filter(|_| !request.add_special_tokens),
                 sampling: &request.sampling,

@@ -26,6 +26,7 @@ mod events;
 mod generation;
 mod json;
 mod marker;
+pub mod media;
 pub mod message;
 mod models;
 pub mod options;

@@ -124,6 +124,10 @@ async fn tokens_of(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let text = match request.input {
         Input::Text(text) => text,
         Input::Chat(chat) => {
+            if let Some(media) = chat.media().next() {
+                let message = format!("{} cannot be tokenized: only text has tokens", media.path);
+                return Err(ApiError::invalid_field(media.path.as_str(), message).into());
+            }
             let model = edge.models.get(&*edge.service, &name, &name).await?;
             render(*chat, &model, &name).await?.1
         }
