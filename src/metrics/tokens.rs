@@ -25,6 +25,12 @@ pub struct TokenCounts {
     pub cached: Option<u64>,
     /// Tokens that the model has generated since the previous response.
     pub generated: Option<u64>,
+    /// Tokens that the model has generated for the request until now, if it counts them from the
+    /// beginning.
+    pub generated_in_all: Option<u64>,
+    /// Tokens that arrive with this response, if the model counts them at another time than they
+    /// arrive.
+    pub arrived: Option<u64>,
     /// Choices that have ended with this response.
     pub finished: Finished,
     /// What the budget of a tenant is charged for numbers that the response does not have.
@@ -63,6 +69,10 @@ pub struct TokenProgress {
     is_prompt_counted: AtomicBool,
     /// What the budget of the tenant was charged for the prompt by an estimate.
     estimated_prompt: AtomicU64,
+    /// Generated tokens that were counted.
+    generated: AtomicU64,
+    /// What the budget of the tenant was charged for generated tokens.
+    charged: AtomicU64,
     /// The arrival of the latest response with tokens; 0 before the first.
     latest: AtomicU64,
 }
@@ -84,6 +94,17 @@ pub(super) struct AddedTokens {
 }
 
 impl TokenProgress {
+    /// Returns the counts of the next response with the tokens since the previous one. Call once for
+    /// each response.
+    #[must_use]
+    pub fn since_previous(&self, counts: TokenCounts) -> TokenCounts {
+        let before = self.generated.load(Ordering::Relaxed);
+        let in_all = counts.generated_in_all.map(|in_all| in_all.saturating_sub(before));
+        let generated = in_all.or(counts.generated);
+        self.generated.fetch_add(generated.unwrap_or(0), Ordering::Relaxed);
+        TokenCounts { generated, ..counts }
+    }
+
     /// Takes a response that arrived at `now` to a request that arrived at `received`. The times of
     /// tokens are unknown if one response has the whole output.
     pub(super) fn advance(
@@ -102,19 +123,20 @@ impl TokenProgress {
         }
         added.generated = counts.generated.unwrap_or(0);
         added.charged = self.charged(&counts, added.prompt);
-        if added.generated == 0 {
+        let arrived = counts.arrived.filter(|_| !is_whole).unwrap_or(added.generated);
+        if arrived == 0 {
             return added;
         }
         let latest = self.latest.swap(now.0, Ordering::Relaxed);
         if latest == 0 {
-            if !is_whole || added.generated == 1 {
+            if !is_whole || arrived == 1 {
                 added.first_ns = Some(now.ns_since(received));
             }
             // Nothing is known about the times of the other tokens of the first response.
             return added;
         }
-        added.intervals = added.generated.min(MAX_OBSERVED);
-        added.interval_ns = now.ns_since(Instant(latest)) / added.generated;
+        added.intervals = arrived.min(MAX_OBSERVED);
+        added.interval_ns = now.ns_since(Instant(latest)) / arrived;
         added
     }
 
@@ -139,7 +161,13 @@ impl TokenProgress {
         } else {
             0
         };
-        of_prompt.saturating_add(counts.generated.unwrap_or(estimated.generated))
+        let of_output = match counts.generated_in_all {
+            // Responses before it may have been charged by an estimate.
+            Some(in_all) => in_all.saturating_sub(self.charged.load(Ordering::Relaxed)),
+            None => counts.generated.unwrap_or(estimated.generated),
+        };
+        self.charged.fetch_add(of_output, Ordering::Relaxed);
+        of_prompt.saturating_add(of_output)
     }
 }
 
@@ -300,6 +328,31 @@ mod tests {
         assert_eq!([(); 2].map(|()| charged(&uncounted, None, None)), [7, 2]);
         // The prompt is counted after all, with more tokens than estimated.
         assert_eq!(charged(&uncounted, Some(9), Some(1)), 4 + 1);
+    }
+
+    #[test]
+    fn tokens_that_are_counted_at_the_end_arrive_before() {
+        let estimated = EstimatedTokens { prompt: 0, generated: 1 };
+        let progress = TokenProgress::default();
+        let advance = |now, generated_in_all, arrived| {
+            let counts = TokenCounts { generated_in_all, arrived, estimated, ..Default::default() };
+            progress.advance(progress.since_previous(counts), Instant(1), Instant(now), false)
+        };
+        let role = advance(5, None, Some(0));
+        assert_eq!((role.generated, role.first_ns, role.charged), (0, None, 1));
+        let first = advance(11, None, Some(1));
+        assert_eq!((first.generated, first.first_ns, first.charged), (0, Some(10), 1));
+        let counted = advance(21, Some(3), Some(1));
+        assert_eq!((counted.generated, counted.intervals, counted.interval_ns), (3, 1, 10));
+        assert_eq!(counted.charged, 1);
+        let usage = advance(22, Some(5), Some(0));
+        assert_eq!((usage.generated, usage.intervals, usage.charged), (2, 0, 2));
+        // A response with the whole output says nothing about the times of its tokens.
+        let whole = TokenProgress::default();
+        let counts =
+            TokenCounts { generated_in_all: Some(4), arrived: Some(1), ..Default::default() };
+        let added = whole.advance(whole.since_previous(counts), Instant(1), Instant(9), true);
+        assert_eq!((added.generated, added.first_ns), (4, None));
     }
 
     #[test]

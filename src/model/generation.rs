@@ -1,10 +1,12 @@
 //! Models that generate text: which models they are, and how they count tokens.
 //!
-//! The tensors are those of Triton's vllm_backend, and of TensorRT-LLM's models in Triton.
+//! The tensors are those of Triton's vllm_backend, of TensorRT-LLM's models in Triton, or those of models
+//! that [speak OpenAI's API](super::openai) themselves.
 
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
+use super::openai::{self, OPENAI_REQUEST, OPENAI_RESPONSE, speaks_openai};
 use super::pooling::{PoolingTask, TEXT, TEXT_PAIR};
 use crate::infer::{InferInput, InferOutput};
 use crate::request_trace::SamplingLimits;
@@ -65,7 +67,7 @@ pub enum GenerationForm {
 }
 
 impl GenerationForm {
-    /// Returns the form of a model; `None` if the model does not generate text.
+    /// Returns the form of a model; `None` if the model does not take prompts.
     pub fn of(config: &ModelConfig) -> Option<Self> {
         let is_text = |specs: &[TensorSpec], name: &str| {
             specs.iter().any(|spec| spec.name == name && spec.datatype == DataType::Bytes)
@@ -90,7 +92,7 @@ pub fn sampling_limits(inputs: &[InferInput]) -> SamplingLimits {
     for input in inputs {
         let tensor = &input.tensor;
         match input.name.as_str() {
-            SAMPLING_PARAMETERS if tensor.data.len() <= MAX_TRACED_PARAMETERS => {
+            SAMPLING_PARAMETERS | OPENAI_REQUEST if tensor.data.len() <= MAX_TRACED_PARAMETERS => {
                 let bytes = tensor.data.as_slice();
                 let json = bytes_elements(&bytes).flatten().next();
                 let parsed = json.and_then(|json| serde_json::from_slice::<Sampling>(json).ok());
@@ -112,7 +114,7 @@ pub fn sampling_limits(inputs: &[InferInput]) -> SamplingLimits {
     limits
 }
 
-/// The members of `sampling_parameters` that a trace has.
+/// The members of the parameters of sampling that a trace has.
 #[derive(serde::Deserialize)]
 struct Sampling {
     max_tokens: Option<u64>,
@@ -122,10 +124,15 @@ struct Sampling {
 /// The parameter with the most tokens of a request.
 pub(super) const CONTEXT_LENGTH: &str = "context_length";
 
+/// Returns whether a model generates text.
+pub fn generates_text(config: &ModelConfig) -> bool {
+    GenerationForm::of(config).is_some() || speaks_openai(config)
+}
+
 /// Returns whether the tokens of a model are counted: it generates text, or makes vectors or scores
 /// of texts.
 pub fn counts_tokens(config: &ModelConfig) -> bool {
-    GenerationForm::of(config).is_some() || PoolingTask::of(config).is_some()
+    generates_text(config) || PoolingTask::of(config).is_some()
 }
 
 /// Returns the most tokens of a request to a model; `None` if its configuration does not say it.
@@ -154,8 +161,12 @@ pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
                 counts.generated =
                     numbers().map(|list| list.into_iter().fold(0, u64::saturating_add));
             }
+            OPENAI_RESPONSE => openai::add_counts(&output.tensor, &mut counts),
             _ => {}
         }
+    }
+    if counts.generated.is_some() {
+        counts.arrived = None;
     }
     counts
 }

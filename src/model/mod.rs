@@ -26,6 +26,7 @@ mod lexer;
 mod load_limits;
 mod normalize;
 pub mod onnx;
+pub mod openai;
 pub mod pooling;
 mod proto;
 mod ragged;

@@ -52,7 +52,7 @@ pub struct TracedGeneration {
 }
 
 impl TracedGeneration {
-    /// Adds a response that arrived at `at`. Without counts, every response has a token. The tokens
+    /// Adds a response that arrived at `at`. Without numbers, every response has a token. The tokens
     /// of the prompt are given once for each prompt.
     pub(super) fn add(&mut self, counts: &TokenCounts, at: Instant) {
         if let Some(prompt) = counts.prompt {
@@ -63,7 +63,7 @@ impl TracedGeneration {
             let before = self.output_tokens.unwrap_or(0);
             self.output_tokens = Some(before.saturating_add(generated));
         }
-        if counts.generated != Some(0) || self.responses.is_some() {
+        if counts.generated.or(counts.arrived) != Some(0) || self.responses.is_some() {
             let first = self.responses.map_or(at, |(first, _)| first);
             self.responses = Some((first, at));
         }

@@ -40,7 +40,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::generation::{self, GenerationForm};
+use pharos::model::generation;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::rate_limiter::{self, RateLimiter};
 use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
@@ -212,7 +212,7 @@ impl Driver {
                 registration.bind(this);
             }
             Self {
-                generates_text: GenerationForm::of(&config).is_some(),
+                generates_text: generation::generates_text(&config),
                 counts_tokens: generation::counts_tokens(&config),
                 config,
                 model: series.model().clone(),

@@ -5,9 +5,7 @@
 //! its file, so that every instance loads it with the first request that needs it, also after a
 //! restart. A load is one request to the model, so that a wrong file fails the load.
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use pharos::error::Reason;
 use pharos::infer::Parameter;
@@ -17,11 +15,10 @@ use pharos::model::generation::{
 };
 use pharos::service::Service;
 use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 
 use crate::answer::Failure;
 use crate::contract::strings;
-use crate::edge::{Edge, RequestId, finish_failed, json, log_unknown};
+use crate::edge::{Edge, Received, log_unknown};
 use crate::error::{ApiError, quoted};
 use crate::json::{Fields, invalid};
 use crate::models::{LoadedAdapter, Origin};
@@ -92,40 +89,29 @@ impl LoadedAdapter {
 }
 
 /// Answers a request of `POST /v1/load_lora_adapter`.
-pub(crate) async fn load(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let answer = load_adapter(&edge, &mut call, &parts.headers, body).await;
-    finish(call, &id, answer)
+pub(crate) async fn load(mut received: Received) -> Response {
+    let answer = load_adapter(&mut received).await;
+    finish(received, answer)
 }
 
 /// Answers a request of `POST /v1/unload_lora_adapter`.
-pub(crate) async fn unload(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let answer = unload_adapter(&edge, &mut call, &parts.headers, body).await;
-    finish(call, &id, answer)
+pub(crate) async fn unload(mut received: Received) -> Response {
+    let answer = unload_adapter(&mut received).await;
+    finish(received, answer)
 }
 
-async fn load_adapter(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<String, Failure> {
-    edge.service.check_model_control()?;
-    let LoadRequest { adapter, path, in_place } =
-        edge.parse(headers, body, LoadRequest::parse).await?;
+async fn load_adapter(received: &mut Received) -> Result<String, Failure> {
+    received.edge.service.check_model_control()?;
+    let LoadRequest { adapter, path, in_place } = received.parse(LoadRequest::parse).await?;
     let AdapterRequest { name, model, unknown } = adapter;
     let model = match model {
         Some(model) => model,
-        None => only_model(&*edge.service).await?,
+        None => only_model(&*received.edge.service).await?,
     };
     let options = RequestOptions { model: Some(model), ..RequestOptions::default() };
-    let model = edge.enter_model(call, &options, headers).await?;
+    let model = received.enter_model(&options).await?;
     log_unknown(&model, &unknown);
+    let Received { edge, call, .. } = received;
     let config = edge.service.model_config(&model, "")?;
     let operations = operations_of(&config).ok_or_else(|| no_adapters(&model))?;
     let change = edge.models.change_adapters(&*edge.service, &model).await?;
@@ -147,21 +133,18 @@ async fn load_adapter(
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
-async fn unload_adapter(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<String, Failure> {
-    edge.service.check_model_control()?;
+async fn unload_adapter(received: &mut Received) -> Result<String, Failure> {
+    let Edge { service, models, .. } = &received.edge;
+    service.check_model_control()?;
     let parse = |body: &[u8]| AdapterRequest::read(&mut Fields::of_body(body)?);
-    let AdapterRequest { name, model, unknown } = edge.parse(headers, body, parse).await?;
-    let found = edge.models.find_adapter(&*edge.service, &name).await;
+    let AdapterRequest { name, model, unknown } = received.parse(parse).await?;
+    let found = models.find_adapter(&**service, &name).await;
     let found = found.filter(|(of, _)| model.as_ref().is_none_or(|model| model == of));
     let Some((model, origin)) = found else { return Err(not_found(&name).into()) };
     let options = RequestOptions { model: Some(model), ..RequestOptions::default() };
-    let model = edge.enter_model(call, &options, headers).await?;
+    let model = received.enter_model(&options).await?;
     log_unknown(&model, &unknown);
+    let Received { edge, call, .. } = received;
     if origin == Origin::File {
         return Err(of_file(&model, &name).into());
     }
@@ -277,16 +260,15 @@ fn of_path(mut failure: Failure) -> Failure {
     failure
 }
 
-fn finish(call: Call, id: &RequestId, answer: Result<String, Failure>) -> Response {
+fn finish(received: Received, answer: Result<String, Failure>) -> Response {
     match answer {
         Ok(text) => {
-            call.has_responded();
-            let mut response = json(id, text.into_bytes());
+            let mut response = received.finish(Ok(text.into_bytes()));
             let plain = HeaderValue::from_static("text/plain; charset=utf-8");
             response.headers_mut().insert(CONTENT_TYPE, plain);
-            call.finish(response, None)
+            response
         }
-        Err(failure) => finish_failed(call, id, &failure),
+        Err(failure) => received.fail(&failure),
     }
 }
 

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::json::{Budget, Fields, invalid, invalid_value};
+use crate::media::Media;
 use crate::message::Message;
 use crate::options::RequestOptions;
 use crate::sampling::{Form, MAX_LOGPROBS, Sampling, small};
@@ -143,9 +144,9 @@ impl ChatRequest {
         })
     }
 
-    /// Whether a message has images, audio, videos or files.
-    pub fn has_media(&self) -> bool {
-        self.messages.iter().any(Message::has_media)
+    /// Returns the images and audio of all messages, in their order.
+    pub fn media(&self) -> impl Iterator<Item = &Media> {
+        self.messages.iter().flat_map(Message::media)
     }
 
     /// Returns the JSON schema of the output that a forced tool call needs: for `required` a list
@@ -418,7 +419,7 @@ mod tests {
         assert!(request.include_reasoning);
         assert!(request.prompt.add_generation_prompt);
         assert!(!request.prompt.add_special_tokens);
-        assert!(!request.has_media());
+        assert_eq!(request.media().count(), 0);
         assert_eq!(request.sampling, Sampling::default());
         assert_eq!(request.options, RequestOptions::default());
         assert_eq!(request.forced_call_schema(), None);

@@ -1,14 +1,12 @@
 //! `POST /v1/chat/completions`.
 
 use axum::response::Response;
-use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 
 use crate::answer::Failure;
 use crate::chat::ChatRequest;
 use crate::chat_inference::{self, Begun, call_id};
 use crate::choice::Finish;
-use crate::edge::{Edge, Received, RequestId};
+use crate::edge::Received;
 use crate::events::Chunks;
 use crate::generation::Deltas;
 use crate::respond::{Form, Running, Whole, respond};
@@ -20,24 +18,15 @@ use crate::response::{
 use crate::tools::ToolDelta;
 
 /// Answers a request.
-pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let received = Received::of(routed);
-    let id = RequestId::of(&received.headers);
-    call.read_headers(&received.headers);
-    let begun = begin(&edge, &mut call, &id, received).await;
-    respond(&edge, call, &id, begun).await
+pub(crate) async fn answer(mut received: Received) -> Response {
+    let begun = begin(&mut received).await;
+    respond(received, begun).await
 }
 
-async fn begin(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    received: Received,
-) -> Result<Running<ChatForm>, Failure> {
-    let Received { headers, body, segments } = received;
-    let mut request = edge.parse(&headers, body, ChatRequest::parse).await?;
-    request.options.set_path(segments);
-    let begun = chat_inference::begin(edge, call, &headers, request, |model, options| {
+async fn begin(received: &mut Received) -> Result<Running<ChatForm>, Failure> {
+    let mut request = received.parse(ChatRequest::parse).await?;
+    request.options.set_path(received.segments.take());
+    let begun = chat_inference::begin(received, request, |id, model, options| {
         id.head("chatcmpl", options, model)
     });
     let Begun { request, head, generation } = begun.await?;

@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use http::HeaderMap;
 use pharos::request_trace::Operation;
-use pharos_edge::Call;
 use pharos_os::clock;
 
 use crate::answer::Failure;
 use crate::chat::{ChatRequest, ToolChoice};
 use crate::choice::{Parsers, ToolMode};
 use crate::contract::Prompt;
-use crate::edge::{Edge, log_unknown, on_a_thread_if, random_id, refuse_unsupported};
+use crate::edge::{
+    Received, RequestId, log_unknown, on_a_thread_if, random_id, refuse_unsupported,
+};
 use crate::error::ApiError;
 use crate::generation::Generation;
+use crate::media::Media;
 use crate::message::{Content, Message};
 use crate::models::TextModel;
 use crate::options::RequestOptions;
@@ -32,22 +33,21 @@ pub(crate) struct Begun {
     pub(crate) generation: Generation,
 }
 
-/// Begins the inference of a chat. `head_of` returns the head of the response, from the name of the
-/// model and the options of the request.
+/// Begins the inference of a chat. `head_of` returns the head of the response, from the id, the name
+/// of the model and the options of the request.
 pub(crate) async fn begin(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
+    received: &mut Received,
     mut request: ChatRequest,
-    head_of: impl FnOnce(&str, &RequestOptions) -> Head,
+    head_of: impl FnOnce(&RequestId, &str, &RequestOptions) -> Head,
 ) -> Result<Begun, Failure> {
     refuse_unsupported(&request.options, &request.sampling)?;
     refuse_in_chat(&request)?;
-    let (name, model) = edge.model_of(call, &request.options, headers).await?;
-    if let Some(traced) = call.traced() {
+    let (name, model) = received.model_of(&request.options).await?;
+    if let Some(traced) = received.call.traced() {
         traced.operation(Operation::Chat);
     }
     log_unknown(&name, &request.unknown);
+    model.contract.check_media(request.media())?;
     let tools = tools_of(&mut request, &model, &name)?;
     let prompt;
     (request, prompt) = render(request, &model, &name).await?;
@@ -57,15 +57,16 @@ pub(crate) async fn begin(
         one_call: !request.parallel_tool_calls,
         ..Parsers::of(&request.sampling, &request.options)
     };
-    let head = head_of(&name, &request.options);
-    let responses = edge.begin(
-        call,
+    let media: Vec<&Media> = request.media().collect();
+    let head = head_of(&received.id, &name, &request.options);
+    let responses = received.begin(
         &head,
         &model,
         &request.options,
         &Prompt {
             text: &prompt,
             tokens: None,
+            media: &media,
             // The template writes them.
             add_special_tokens: Some(request.prompt.add_special_tokens).filter(|flag| *flag),
             sampling: &request.sampling,

@@ -1,14 +1,12 @@
 //! `POST /v1/completions`.
 
 use axum::response::Response;
-use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 
 use crate::answer::Failure;
 use crate::choice::{Finish, Parsers};
 use crate::completion::{CompletionRequest, DEFAULT_MAX_TOKENS};
 use crate::contract::Prompt;
-use crate::edge::{Edge, Received, RequestId, log_unknown, refuse_unsupported};
+use crate::edge::{Received, log_unknown, refuse_unsupported};
 use crate::error::ApiError;
 use crate::events::Chunks;
 use crate::generation::{Deltas, Generation};
@@ -26,23 +24,14 @@ use crate::tokenizer::Tokenizer;
 const MAX_CHOICES: usize = 128;
 
 /// Answers a request.
-pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let received = Received::of(routed);
-    let id = RequestId::of(&received.headers);
-    call.read_headers(&received.headers);
-    let begun = begin(&edge, &mut call, &id, received).await;
-    respond(&edge, call, &id, begun).await
+pub(crate) async fn answer(mut received: Received) -> Response {
+    let begun = begin(&mut received).await;
+    respond(received, begun).await
 }
 
-async fn begin(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    received: Received,
-) -> Result<Running<CompletionForm>, Failure> {
-    let Received { headers, body, segments } = received;
-    let mut request = edge.parse(&headers, body, CompletionRequest::parse).await?;
-    request.options.set_path(segments);
+async fn begin(received: &mut Received) -> Result<Running<CompletionForm>, Failure> {
+    let mut request = received.parse(CompletionRequest::parse).await?;
+    request.options.set_path(received.segments.take());
     refuse_unsupported(&request.options, &request.sampling)?;
     if request.choices() > MAX_CHOICES {
         return Err(ApiError::invalid_field(
@@ -67,25 +56,25 @@ async fn begin(
         let count = request.sampling.logprobs.unwrap_or(0);
         request.sampling.prompt_logprobs.get_or_insert(count);
     }
-    let (name, model) = edge.model_of(call, &request.options, &headers).await?;
+    let (name, model) = received.model_of(&request.options).await?;
     log_unknown(&name, &request.unknown);
     let parsers = Parsers::of(&request.sampling, &request.options);
-    let head = id.head("cmpl", &request.options, &name);
+    let head = received.id.head("cmpl", &request.options, &name);
     let choices = request.sampling.choices_per_prompt();
     let echoes = match request.echo {
-        true => echoes(edge, call, &request, &name, scores_prompts).await?,
+        true => echoes(received, &request, &name, scores_prompts).await?,
         false => Vec::new(),
     };
     let mut generation = Generation::new("prompt");
     for prompt in &request.prompts {
-        let responses = edge.begin(
-            call,
+        let responses = received.begin(
             &head,
             &model,
             &request.options,
             &Prompt {
                 text: prompt.text(),
                 tokens: prompt.tokens(),
+                media: &[],
                 // Models add them by default.
                 add_special_tokens: Some(false).filter(|_| !request.add_special_tokens),
                 sampling: &request.sampling,
@@ -110,12 +99,12 @@ struct Echo {
 
 /// Returns the prompts as texts. Only the engine knows the texts of tokens.
 async fn echoes(
-    edge: &Edge,
-    call: &mut Call,
+    received: &mut Received,
     request: &CompletionRequest,
     name: &str,
     with_tokens: bool,
 ) -> Result<Vec<Echo>, Failure> {
+    let Received { edge, call, .. } = received;
     let mut found = Vec::with_capacity(request.prompts.len());
     for prompt in &request.prompts {
         let mut echo = Echo { text: prompt.text().to_owned(), first_token: String::new() };

@@ -5,8 +5,8 @@
 //!
 //! - that of Triton's vllm_backend: `text_input` and `sampling_parameters` (JSON) to `text_output`,
 //!   `finish_reason`, `num_input_tokens`, `num_output_tokens` and `logprobs`. Optional additions are
-//!   `token_ids`, `stop_reason` (JSON), `num_cached_tokens`, `prompt_token_ids` (also an input) and
-//!   `prompt_logprobs`;
+//!   `token_ids`, `stop_reason` (JSON), `num_cached_tokens`, `prompt_token_ids` (also an input),
+//!   `prompt_logprobs`, and the inputs `image` and `audio` (files as base64);
 //! - that of TensorRT-LLM's models in Triton: `text_input`, `max_tokens` and a tensor for each
 //!   further parameter.
 //!
@@ -27,6 +27,7 @@ use pharos::tensor::{DataType, Tensor, bytes_elements};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::media::{MAX_MEDIA, Media, MediaKind};
 use crate::response::logprobs::{Position, parse_vllm};
 use crate::response::{FinishReason, StopReason};
 use crate::sampling::Sampling;
@@ -81,6 +82,8 @@ pub(crate) struct Prompt<'a> {
     pub(crate) text: &'a str,
     /// The prompt as tokens; the text is then empty.
     pub(crate) tokens: Option<&'a [u32]>,
+    /// The images and audio, in the order of their places in the text.
+    pub(crate) media: &'a [&'a Media],
     /// Whether the model adds the special tokens that it expects to a text; `None` for its default.
     pub(crate) add_special_tokens: Option<bool>,
     pub(crate) sampling: &'a Sampling,
@@ -119,6 +122,31 @@ impl Contract {
         Self { adapter: Some(name.to_owned()), ..self.clone() }
     }
 
+    /// Checks that the model takes the images and audio of a request.
+    ///
+    /// # Errors
+    /// The model has no tensor for them, or there are too many.
+    pub(crate) fn check_media<'m>(
+        &self,
+        media: impl Iterator<Item = &'m Media>,
+    ) -> Result<(), ApiError> {
+        for (index, one) in media.enumerate() {
+            let tensor = one.kind.as_str();
+            if self.inputs.get(tensor).is_none_or(|input| input.datatype != DataType::Bytes) {
+                return Err(self.refuse(&one.path, tensor));
+            }
+            if index >= MAX_MEDIA {
+                let path = one.path.as_str();
+                let allowed = format!("at most {MAX_MEDIA} images and clips of audio are allowed");
+                return Err(ApiError::invalid_field(
+                    path,
+                    format!("{path} is one too many: {allowed}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the inputs of a request.
     ///
     /// # Errors
@@ -131,6 +159,13 @@ impl Contract {
                 return Err(self.refuse("prompt as token ids", PROMPT_TOKEN_IDS));
             }
             inputs.push(self.tokens(tokens));
+        }
+        for kind in MediaKind::ALL {
+            let of_kind = prompt.media.iter().filter(|one| one.kind == kind);
+            let files: Vec<&str> = of_kind.map(|one| one.base64.as_str()).collect();
+            if !files.is_empty() {
+                inputs.push(self.strings(kind.as_str(), &files)?);
+            }
         }
         if let Some(flag) = prompt.add_special_tokens {
             if self.inputs.contains_key(ADD_SPECIAL_TOKENS) {
@@ -459,6 +494,7 @@ mod tests {
         let prompt = Prompt {
             text: "hi",
             tokens: None,
+            media: &[],
             add_special_tokens: None,
             sampling: &sampling,
             default_max_tokens: None,

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
+use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
+use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use pharos::error::InferError;
-use pharos::infer::{InferRequest, Parameter};
+use pharos::infer::{InferInput, InferRequest, Parameter};
 use pharos::metrics::cache::TokenBudget;
 use pharos::service::{Responses, SharedService};
 use pharos_edge::Call;
@@ -28,7 +30,7 @@ use crate::response::Head;
 
 /// Work on more bytes than this runs on a blocking thread, because it would delay the other
 /// connections of the event loop.
-const LONG: usize = 128 << 10;
+pub(crate) const LONG: usize = 128 << 10;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -50,19 +52,136 @@ impl Edge {
     }
 }
 
-/// A request that was received.
+/// A request that was received, until its response.
 pub(crate) struct Received {
+    pub(crate) edge: Edge,
+    pub(crate) call: Call,
+    pub(crate) id: RequestId,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: Body,
     /// The named segments of the path: a model, and a version.
     pub(crate) segments: Option<Vec<String>>,
+    pub(crate) body: Bytes,
 }
 
 impl Received {
-    pub(crate) fn of(routed: Routed) -> Self {
-        let Routed { parameters, request } = routed;
-        let (parts, body) = request.into_parts();
-        Self { headers: parts.headers, body, segments: parameters }
+    /// Receives a request with its whole body. Returns the response if the body cannot be received.
+    pub(crate) async fn receive(
+        edge: Edge,
+        mut call: Call,
+        routed: Routed,
+    ) -> Result<Self, Response> {
+        let Routed { parameters: segments, request } = routed;
+        let (Parts { headers, .. }, body) = request.into_parts();
+        let id = RequestId::of(&headers);
+        call.read_headers(&headers);
+        match edge.read(&headers, body).await {
+            Ok(body) => Ok(Self { edge, call, id, headers, segments, body }),
+            Err(error) => Err(finish_failed(call, &id, &error.into())),
+        }
+    }
+
+    /// Parses the body, on another thread if it is long.
+    pub(crate) async fn parse<R: Send + 'static>(
+        &self,
+        parse: fn(&[u8]) -> Result<R, ApiError>,
+    ) -> Result<R, Failure> {
+        let body = self.body.clone();
+        Ok(on_a_thread_if(body.len() > LONG, move || parse(&body)).await??)
+    }
+
+    /// Returns the model that the request names, loaded, if it generates text.
+    pub(crate) async fn model_of(
+        &mut self,
+        options: &RequestOptions,
+    ) -> Result<(String, Arc<TextModel>), Failure> {
+        let base = self.enter_model(options).await?;
+        let name = options.model.as_deref().unwrap_or(&base);
+        let model = self.edge.models.get(&*self.edge.service, &base, name).await?;
+        Ok((name.to_owned(), model))
+    }
+
+    /// Returns the name of the model that the request names, itself or by an adapter, loaded.
+    pub(crate) async fn enter_model(
+        &mut self,
+        options: &RequestOptions,
+    ) -> Result<String, Failure> {
+        let Edge { service, settings, models } = &self.edge;
+        let name = match &options.model {
+            Some(name) => name.clone(),
+            None => models.only(&**service).await.ok_or_else(|| {
+                let text = "model is required, because the server has several: GET /v1/models \
+                            lists them";
+                ApiError::invalid_field("model", text)
+            })?,
+        };
+        let name = models.base_of(&**service, &name).await;
+        self.call.begin_trace(&name, &self.headers);
+        self.call.name_model(&name, "");
+        self.call.forward(&settings.forward, &self.headers)?;
+        service.demand(&name, "", 0).await?;
+        if let Some(version) = &options.version {
+            self.edge.check_version(&name, version)?;
+        }
+        Ok(name)
+    }
+
+    /// Begins the inference of a prompt.
+    pub(crate) fn begin(
+        &mut self,
+        head: &Head,
+        model: &TextModel,
+        options: &RequestOptions,
+        prompt: &Prompt<'_>,
+    ) -> Result<Box<dyn Responses>, Failure> {
+        let inputs = model.contract.inputs(prompt)?;
+        let adapter = model.adapter.as_ref().map(|adapter| adapter.to_parameter());
+        self.infer(model.contract.model(), &head.id, options, adapter, inputs)
+    }
+
+    /// Begins an inference. `id` is the id of the request for the model.
+    pub(crate) fn infer(
+        &mut self,
+        model: &str,
+        id: &str,
+        options: &RequestOptions,
+        adapter: Option<(String, Parameter)>,
+        inputs: Vec<InferInput>,
+    ) -> Result<Box<dyn Responses>, Failure> {
+        let mut request = InferRequest {
+            model_name: model.to_owned(),
+            id: id.to_owned(),
+            inputs,
+            ..InferRequest::default()
+        };
+        for (name, value) in
+            [("session_id", &options.session_id), ("cache_salt", &options.cache_salt)]
+        {
+            if let Some(value) = value {
+                request.parameters.push((name.to_owned(), Parameter::String(value.clone())));
+            }
+        }
+        request.parameters.extend(adapter);
+        let service = &self.edge.service;
+        self.call.describe_client_in(&mut request, service.now());
+        Ok(service.stream(request)?)
+    }
+
+    /// Ends the request with its failure.
+    pub(crate) fn fail(self, failure: &Failure) -> Response {
+        finish_failed(self.call, &self.id, failure)
+    }
+
+    /// Ends the request with its JSON, or with its failure.
+    pub(crate) fn finish(self, answer: Result<Vec<u8>, Failure>) -> Response {
+        match answer {
+            Ok(body) => {
+                self.call.has_responded();
+                let mut response = json(&self.id, body);
+                add_budget(&self.call, &mut response);
+                self.call.finish(response, None)
+            }
+            Err(failure) => self.fail(&failure),
+        }
     }
 }
 
@@ -116,57 +235,11 @@ pub(crate) fn random_id() -> String {
 }
 
 impl Edge {
-    /// Reads and parses the body of a request, on another thread if it is long.
-    pub(crate) async fn parse<R: Send + 'static>(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-        parse: fn(&[u8]) -> Result<R, ApiError>,
-    ) -> Result<R, Failure> {
+    /// Reads the body of a request.
+    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, InferError> {
         check_encoding(headers)?;
         let HttpSettings { budget, max_input_size, .. } = &*self.settings;
-        let body = body::read_within(budget, body, *max_input_size).await?.join();
-        let is_long = body.len() > LONG;
-        Ok(on_a_thread_if(is_long, move || parse(&body)).await??)
-    }
-
-    /// Returns the model that a request names, loaded, if it generates text.
-    pub(crate) async fn model_of(
-        &self,
-        call: &mut Call,
-        options: &RequestOptions,
-        headers: &HeaderMap,
-    ) -> Result<(String, Arc<TextModel>), Failure> {
-        let base = self.enter_model(call, options, headers).await?;
-        let name = options.model.as_deref().unwrap_or(&base);
-        let model = self.models.get(&*self.service, &base, name).await?;
-        Ok((name.to_owned(), model))
-    }
-
-    /// Returns the name of the model that a request names, itself or by an adapter, loaded.
-    pub(crate) async fn enter_model(
-        &self,
-        call: &mut Call,
-        options: &RequestOptions,
-        headers: &HeaderMap,
-    ) -> Result<String, Failure> {
-        let name = match &options.model {
-            Some(name) => name.clone(),
-            None => self.models.only(&*self.service).await.ok_or_else(|| {
-                let text = "model is required, because the server has several: GET /v1/models \
-                            lists them";
-                ApiError::invalid_field("model", text)
-            })?,
-        };
-        let name = self.models.base_of(&*self.service, &name).await;
-        call.begin_trace(&name, headers);
-        call.name_model(&name, "");
-        call.forward(&self.settings.forward, headers)?;
-        self.service.demand(&name, "", 0).await?;
-        if let Some(version) = &options.version {
-            self.check_version(&name, version)?;
-        }
-        Ok(name)
+        Ok(body::read_within(budget, body, *max_input_size).await?.join())
     }
 
     /// Checks that the version in a path is the one that is served. A version may have a fraction of
@@ -182,35 +255,6 @@ impl Edge {
              that is the newest one, or the one of the version policy"
         );
         Err(ApiError::invalid_field("model", message).into())
-    }
-
-    /// Begins the inference of a prompt.
-    pub(crate) fn begin(
-        &self,
-        call: &mut Call,
-        head: &Head,
-        model: &TextModel,
-        options: &RequestOptions,
-        prompt: &Prompt<'_>,
-    ) -> Result<Box<dyn Responses>, Failure> {
-        let mut request = InferRequest {
-            model_name: model.contract.model().to_owned(),
-            id: head.id.clone(),
-            inputs: model.contract.inputs(prompt)?,
-            ..InferRequest::default()
-        };
-        for (name, value) in
-            [("session_id", &options.session_id), ("cache_salt", &options.cache_salt)]
-        {
-            if let Some(value) = value {
-                request.parameters.push((name.to_owned(), Parameter::String(value.clone())));
-            }
-        }
-        if let Some(adapter) = &model.adapter {
-            request.parameters.push(adapter.to_parameter());
-        }
-        call.describe_client_in(&mut request, self.service.now());
-        Ok(self.service.stream(request)?)
     }
 }
 
@@ -277,25 +321,8 @@ pub(crate) fn finish_failed(call: Call, id: &RequestId, failure: &Failure) -> Re
     call.finish(response, Some(failure.reason))
 }
 
-/// Ends a request with its JSON, or with its failure.
-pub(crate) fn finish_with(
-    call: Call,
-    id: &RequestId,
-    answer: Result<Vec<u8>, Failure>,
-) -> Response {
-    match answer {
-        Ok(body) => {
-            call.has_responded();
-            let mut response = json(id, body);
-            add_budget(&call, &mut response);
-            call.finish(response, None)
-        }
-        Err(failure) => finish_failed(call, id, &failure),
-    }
-}
-
 /// Returns JSON with status 200.
-pub(crate) fn json(id: &RequestId, body: Vec<u8>) -> Response {
+fn json(id: &RequestId, body: Vec<u8>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = StatusCode::OK;
     let json = HeaderValue::from_static("application/json");

@@ -3,15 +3,12 @@
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::HeaderMap;
 use pharos::model::pooling::PoolingTask;
-use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use crate::answer::Failure;
-use crate::edge::{Edge, Received, RequestId, finish_with, log_unknown, on_a_thread_if};
+use crate::edge::{Received, log_unknown, on_a_thread_if};
 use crate::error::ApiError;
 use crate::json::{Budget, Fields, invalid};
 use crate::options::RequestOptions;
@@ -98,36 +95,26 @@ pub(crate) fn read_pooling(fields: &mut Fields<'_>) -> Result<PoolingOptions, Ap
     })
 }
 
-/// Returns what a request asks for, and its model.
+/// Returns the model that a request names.
 pub(crate) async fn model_of(
-    edge: &Edge,
-    call: &mut Call,
+    received: &mut Received,
     options: &RequestOptions,
-    headers: &HeaderMap,
 ) -> Result<PoolingModel, Failure> {
-    let name = edge.enter_model(call, options, headers).await?;
-    Ok(PoolingModel::of(&*edge.service.model_config(&name, "")?)?)
+    let name = received.enter_model(options).await?;
+    Ok(PoolingModel::of(&*received.edge.service.model_config(&name, "")?)?)
 }
 
 /// Answers a request.
-pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let received = Received::of(routed);
-    let id = RequestId::of(&received.headers);
-    call.read_headers(&received.headers);
-    let answer = embed(&edge, &mut call, &id, received).await;
-    finish_with(call, &id, answer)
+pub(crate) async fn answer(mut received: Received) -> Response {
+    let answer = embed(&mut received).await;
+    received.finish(answer)
 }
 
-async fn embed(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    received: Received,
-) -> Result<Vec<u8>, Failure> {
-    let Received { headers, body, segments } = received;
-    let mut request = edge.parse(&headers, body, EmbeddingRequest::parse).await?;
-    request.options.set_path(segments);
-    let model = model_of(edge, call, &request.options, &headers).await?;
+async fn embed(received: &mut Received) -> Result<Vec<u8>, Failure> {
+    let mut request = received.parse(EmbeddingRequest::parse).await?;
+    request.options.set_path(received.segments.take());
+    let model = model_of(received, &request.options).await?;
+    let Received { edge, call, id, .. } = received;
     log_unknown(&model.name, &request.unknown);
     if model.task != PoolingTask::Embed {
         let text = format!(

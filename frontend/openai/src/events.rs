@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -39,13 +39,61 @@ pub(crate) trait Chunks: Send + Unpin + 'static {
     }
 }
 
-/// The events of one request. Dropping it before the last one, because the client disconnected,
-/// cancels the request.
-pub(crate) struct Events<C> {
-    generation: Generation,
+/// Where the events of a stream come from.
+pub(crate) trait Source: Send + Unpin + 'static {
+    /// Appends the events for the next response of the model.
+    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Written>;
+}
+
+/// What a [`Source`] has written.
+pub(crate) enum Written {
+    /// The events of a response, if it has any; more may follow.
+    Response,
+    /// The end of the stream.
+    End,
+    /// The failure that ends the stream, and its end.
+    Failure(InferError),
+}
+
+/// The events for the choices of a request.
+pub(crate) struct Generated<C> {
+    pub(crate) generation: Generation,
     /// What the first response adds, which was received before the body began.
-    first: Option<Result<Deltas, InferError>>,
-    chunks: C,
+    pub(crate) first: Option<Result<Deltas, InferError>>,
+    pub(crate) chunks: C,
+}
+
+impl<C: Chunks> Source for Generated<C> {
+    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Written> {
+        let next = match self.first.take() {
+            Some(first) => Some(first),
+            None => ready!(self.generation.poll_next(cx)),
+        };
+        let usage = self.generation.usage();
+        let written = match next {
+            Some(Ok(deltas)) => {
+                self.chunks.write(deltas, usage, out);
+                return Poll::Ready(Written::Response);
+            }
+            Some(Err(error)) => {
+                let failure = self.generation.failure(error.clone());
+                self.chunks.write_error(&failure.error, usage, out);
+                Written::Failure(error)
+            }
+            None => {
+                self.chunks.write_end(usage, out);
+                Written::End
+            }
+        };
+        out.extend_from_slice(C::END);
+        Poll::Ready(written)
+    }
+}
+
+/// The body of a streamed response. Dropping it before the last event, because the client
+/// disconnected, cancels the request.
+pub(crate) struct Events<S> {
+    source: S,
     /// Ends with the last event.
     call: Call,
     keep_alive: Pin<Box<Sleep>>,
@@ -56,20 +104,11 @@ pub(crate) struct Events<C> {
     _open: OpenStream,
 }
 
-impl<C: Chunks> Events<C> {
+impl<S: Source> Events<S> {
     /// Returns the events of a request whose head has been [begun](Call::begin_stream).
-    pub(crate) fn new(
-        generation: Generation,
-        first: Option<Result<Deltas, InferError>>,
-        chunks: C,
-        call: Call,
-        sending: Option<Sending>,
-        open: OpenStream,
-    ) -> Self {
+    pub(crate) fn new(source: S, call: Call, sending: Option<Sending>, open: OpenStream) -> Self {
         Self {
-            generation,
-            first,
-            chunks,
+            source,
             call,
             keep_alive: Box::pin(sleep(KEEP_ALIVE_AFTER)),
             is_idle: false,
@@ -79,38 +118,19 @@ impl<C: Chunks> Events<C> {
         }
     }
 
-    /// Appends the events for what the next response adds; `None` for the end of the stream.
-    fn write(&mut self, next: Option<Result<Deltas, InferError>>, out: &mut Vec<u8>) {
-        match next {
-            Some(Ok(deltas)) => {
-                let usage = self.generation.usage();
-                self.chunks.write(deltas, usage, out);
-            }
-            Some(Err(error)) => {
-                self.call.note_reason(error.reason);
-                self.call.has_failed(&error);
-                let usage = self.generation.usage();
-                let failure = self.generation.failure(error);
-                self.chunks.write_error(&failure.error, usage, out);
-                self.end(out);
-            }
-            None => {
-                let usage = self.generation.usage();
-                self.chunks.write_end(usage, out);
-                self.end(out);
-            }
+    /// Ends the request after its last event.
+    fn end(&mut self, failure: Option<&InferError>) {
+        if let Some(error) = failure {
+            self.call.note_reason(error.reason);
+            self.call.has_failed(error);
         }
-    }
-
-    fn end(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(C::END);
         self.ended = true;
         self.call.has_responded();
         self.call.end_stream();
     }
 }
 
-impl<C: Chunks> http_body::Body for Events<C> {
+impl<S: Source> http_body::Body for Events<S> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -121,14 +141,12 @@ impl<C: Chunks> http_body::Body for Events<C> {
         let this = &mut *self;
         let mut out = Vec::new();
         while !this.ended && out.len() < MAX_FRAME {
-            let next = match this.first.take() {
-                Some(first) => Some(first),
-                None => match this.generation.poll_next(cx) {
-                    Poll::Ready(next) => next,
-                    Poll::Pending => break,
-                },
-            };
-            this.write(next, &mut out);
+            match this.source.poll_events(cx, &mut out) {
+                Poll::Ready(Written::Response) => {}
+                Poll::Ready(Written::End) => this.end(None),
+                Poll::Ready(Written::Failure(error)) => this.end(Some(&error)),
+                Poll::Pending => break,
+            }
         }
         if !out.is_empty() {
             this.is_idle = false;

@@ -6,7 +6,7 @@
 //! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes,
 //! `chat_inference` begins chats, `contract`, `pooling`, `operation` and `tokenizer` translate between
 //! requests and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
-//! chat in another form.
+//! chat in another form. `passthrough` answers requests to models that speak the API themselves.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).
@@ -27,10 +27,12 @@ mod events;
 mod generation;
 mod json;
 mod marker;
+pub mod media;
 pub mod message;
 mod models;
 mod operation;
 pub mod options;
+mod passthrough;
 mod pooling;
 mod prompt;
 pub mod reasoning;

@@ -2,13 +2,14 @@
 //!
 //! Messages differ from what the client wrote in few ways, all of which `transformers` or vLLM do
 //! before they render a template: `arguments` of tool calls are parsed from JSON text, members with
-//! `null` are removed (except `content`), and `reasoning` also has its older name
-//! `reasoning_content`.
+//! `null` are removed (except `content`), `reasoning` also has its older name `reasoning_content`, and
+//! images and audio are taken out, so that their parts only have a type.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::json::{Budget, invalid_value};
+use crate::media::Media;
 
 /// The most messages of a chat.
 pub const MAX_MESSAGES: usize = 16_384;
@@ -26,8 +27,8 @@ const TEXT_PARTS: [TextPart; 4] = [
     TextPart { name: "output_text", member: "text" },
     TextPart { name: "refusal", member: "refusal" },
 ];
-/// The types of parts with media; the media are in the member with the same name.
-const MEDIA_PARTS: [&str; 5] = ["image_url", "input_audio", "audio_url", "video_url", "file"];
+/// The types of parts of a client.
+const PARTS: &str = "text, image_url, input_audio or audio_url";
 
 struct TextPart {
     name: &'static str,
@@ -38,7 +39,7 @@ struct TextPart {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
     members: Map<String, Value>,
-    has_media: bool,
+    media: Vec<Media>,
 }
 
 /// The content of a message.
@@ -48,8 +49,8 @@ pub enum Content<'a> {
     Absent,
     /// A text.
     Text(&'a str),
-    /// Content parts. Those with text have the form `{"type":"text","text"}`; those with media are
-    /// as the client wrote them.
+    /// Content parts: `{"type":"text","text"}`, or the type alone for an image or audio,
+    /// `{"type":"image"}`.
     Parts(&'a [Value]),
 }
 
@@ -100,10 +101,10 @@ impl Message {
             check_text(&members, path, name)?;
         }
 
-        let has_media = match members.get_mut("content") {
-            Some(Value::String(_)) => false,
+        let media = match members.get_mut("content") {
+            Some(Value::String(_)) => Vec::new(),
             Some(Value::Array(parts)) => check_parts(parts, path)?,
-            Some(Value::Null) | None if is_assistant => false,
+            Some(Value::Null) | None if is_assistant => Vec::new(),
             None => return Err(missing(&format!("{path}.content"))),
             Some(other) => {
                 let allowed = if is_assistant {
@@ -121,7 +122,7 @@ impl Message {
             }
         }
         copy_reasoning(&mut members, path)?;
-        Ok(Self { members, has_media })
+        Ok(Self { members, media })
     }
 
     /// Returns the role: `system`, `developer`, `user`, `assistant`, `tool`, or another role that
@@ -144,9 +145,9 @@ impl Message {
         &self.members
     }
 
-    /// Whether a content part is an image, audio, a video or a file.
-    pub fn has_media(&self) -> bool {
-        self.has_media
+    /// Returns the images and audio, in the order of their parts.
+    pub fn media(&self) -> &[Media] {
+        &self.media
     }
 }
 
@@ -161,31 +162,28 @@ fn check_text(members: &Map<String, Value>, path: &str, name: &str) -> Result<()
     }
 }
 
-/// Checks content parts, rewrites those with text to one form, and returns whether there are media.
-fn check_parts(parts: &mut [Value], path: &str) -> Result<bool, ApiError> {
+/// Checks content parts, rewrites those with text to one form, and takes images and audio out.
+fn check_parts(parts: &mut [Value], path: &str) -> Result<Vec<Media>, ApiError> {
     let path = format!("{path}.content");
     if parts.len() > MAX_PARTS {
         let message = format!("{path} has {} parts: at most {MAX_PARTS} are allowed", parts.len());
         return Err(ApiError::invalid_field(path, message));
     }
-    let mut has_media = false;
+    let mut media = Vec::new();
     for (index, part) in parts.iter_mut().enumerate() {
         let path = format!("{path}[{index}]");
         let text = match part {
             Value::String(text) => std::mem::take(text),
             Value::Object(members) => {
-                let kind = members.get("type").and_then(Value::as_str).unwrap_or_default();
-                if let Some(media) = MEDIA_PARTS.iter().find(|name| **name == kind) {
-                    if members.get(*media).is_none_or(Value::is_null) {
-                        return Err(missing(&format!("{path}.{media}")));
-                    }
-                    has_media = true;
+                if let Some(found) = Media::take_from(members, &path)? {
+                    *part = part_of([("type", found.kind.as_str().to_owned())]);
+                    media.push(found);
                     continue;
                 }
+                let kind = members.get("type").and_then(Value::as_str).unwrap_or_default();
                 let Some(form) = TEXT_PARTS.iter().find(|form| form.name == kind) else {
-                    let allowed = format_args!("text or one of {}", MEDIA_PARTS.join(", "));
                     let kind = members.get("type").unwrap_or(&Value::Null);
-                    return Err(invalid_value(&format!("{path}.type"), kind, allowed));
+                    return Err(invalid_value(&format!("{path}.type"), kind, PARTS));
                 };
                 let path = format!("{path}.{}", form.member);
                 match members.get_mut(form.member) {
@@ -196,16 +194,15 @@ fn check_parts(parts: &mut [Value], path: &str) -> Result<bool, ApiError> {
             }
             other => return Err(invalid_value(&path, other, "a content part")),
         };
-        *part = text_part(text);
+        *part = part_of([("type", "text".to_owned()), ("text", text)]);
     }
-    Ok(has_media)
+    Ok(media)
 }
 
-fn text_part(text: String) -> Value {
-    let mut members = Map::new();
-    members.insert("type".to_owned(), Value::from("text"));
-    members.insert("text".to_owned(), Value::String(text));
-    Value::Object(members)
+/// Returns a content part with these members.
+fn part_of<const N: usize>(members: [(&str, String); N]) -> Value {
+    let members = members.into_iter();
+    Value::Object(members.map(|(name, text)| (name.to_owned(), Value::String(text))).collect())
 }
 
 /// Checks the tool calls of an assistant message and parses the arguments.
@@ -301,15 +298,28 @@ mod tests {
         assert_eq!(calls[0]["function"]["arguments"].to_string(), r#"{"b":1,"a":[2]}"#);
         assert_eq!(calls[1]["function"]["arguments"], json!({}));
         assert_eq!(messages[4].role(), "critic");
-        assert!(messages.iter().all(|message| !message.has_media()));
+        assert!(messages.iter().all(|message| message.media().is_empty()));
     }
 
     #[test]
-    fn media_stay_as_they_are() {
-        let part = json!({"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": "u"});
-        let messages = parse(json!([{"role": "user", "content": [part]}])).unwrap();
-        assert!(messages[0].has_media());
-        assert_eq!(messages[0].content(), Content::Parts(&[part]));
+    fn media_are_taken_out_of_their_parts() {
+        let url = "data:image/png;base64,aGk=";
+        let image = json!({"type": "image_url", "image_url": {"url": url}, "uuid": "u"});
+        let audio = json!({"type": "input_audio", "input_audio": {"data": "aGkh"}});
+        let messages = parse(json!([{"role": "user", "content": [image, "a", audio]}])).unwrap();
+        let found: Vec<(&str, &str)> =
+            messages[0].media().iter().map(|one| (&*one.path, &*one.base64)).collect();
+        let expected = [
+            ("messages[0].content[0].image_url", "aGk="),
+            ("messages[0].content[2].input_audio", "aGkh"),
+        ];
+        assert_eq!(found, expected);
+        let left = [
+            json!({"type": "image"}),
+            json!({"type": "text", "text": "a"}),
+            json!({"type": "audio"}),
+        ];
+        assert_eq!(messages[0].content(), Content::Parts(&left));
     }
 
     #[test]
@@ -345,7 +355,7 @@ mod tests {
         check_error(
             json!([{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0].image_url",
-            "missing",
+            "null",
         );
         check_error(
             json!([{"role": "user", "content": vec![json!("x"); MAX_PARTS + 1]}]),

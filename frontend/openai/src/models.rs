@@ -25,6 +25,7 @@ use crate::tools::ToolParser;
 /// The parameter of a model's configuration that says whether OpenAI's API serves the model:
 /// `auto` (the default) or `off`.
 const OPENAI: &str = "openai";
+const OFF: &str = "off";
 const TOOL_PARSER: &str = "tool_call_parser";
 const REASONING_PARSER: &str = "reasoning_parser";
 const DEFAULT_MAX_TOKENS: &str = "default_max_tokens";
@@ -402,12 +403,10 @@ impl TextModel {
         config: &ModelConfig,
     ) -> Result<Self, Failure> {
         let parameter = |key: &str| config.parameters.get(key).map(String::as_str);
-        let is_served = match parameter(OPENAI) {
-            None | Some("auto") => true,
-            Some("off") => false,
-            Some(other) => return Err(invalid(name, OPENAI, other, "auto and off")),
-        };
-        let Some(contract) = Contract::of(config).filter(|_| is_served) else {
+        if let Some(other) = parameter(OPENAI).filter(|value| !["auto", OFF].contains(value)) {
+            return Err(invalid(name, OPENAI, other, "auto and off"));
+        }
+        let Some(contract) = Contract::of(config).filter(|_| !is_switched_off(config)) else {
             return Err(no_text(name).into());
         };
         let tool_parser = parameter(TOOL_PARSER)
@@ -490,6 +489,11 @@ async fn template_of(
     })
 }
 
+/// Whether OpenAI's API does not serve a model because of its configuration.
+pub(crate) fn is_switched_off(config: &ModelConfig) -> bool {
+    config.parameters.get(OPENAI).is_some_and(|value| value == OFF)
+}
+
 fn no_text(name: &str) -> ApiError {
     ApiError {
         code: Some("model_not_supported"),
@@ -497,7 +501,8 @@ fn no_text(name: &str) -> ApiError {
             "model",
             format!(
                 "the model '{name}' does not generate text: it needs the tensors of Triton's \
-                 vllm_backend or TensorRT-LLM; POST /v2/models/{name}/infer runs any model"
+                 vllm_backend, of TensorRT-LLM or of OpenAI's JSON; POST /v2/models/{name}/infer \
+                 runs any model"
             ),
         )
     }

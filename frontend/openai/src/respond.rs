@@ -3,13 +3,12 @@
 
 use axum::body::Body;
 use axum::response::Response;
-use pharos::service::Protocol;
-use pharos_edge::Call;
+use pharos::service::{OpenStream, Protocol};
 
 use crate::answer::Failure;
 use crate::choice::Delta;
-use crate::edge::{Edge, RequestId, add_budget, event_stream, finish_failed, json};
-use crate::events::{Chunks, Events};
+use crate::edge::{Received, add_budget, event_stream};
+use crate::events::{Chunks, Events, Generated, Source};
 use crate::generation::{Generation, PromptDetails};
 use crate::response::Usage;
 
@@ -38,37 +37,38 @@ pub(crate) trait Form: Chunks {
 
 /// Ends a request, or begins the stream that ends it.
 pub(crate) async fn respond<F: Form>(
-    edge: &Edge,
-    mut call: Call,
-    id: &RequestId,
+    mut received: Received,
     begun: Result<Running<F>, Failure>,
 ) -> Response {
     let Running { mut generation, form, is_streamed } = match begun {
         Ok(running) => running,
-        Err(failure) => return finish_failed(call, id, &failure),
+        Err(failure) => return received.fail(&failure),
     };
     if !is_streamed {
         return match generation.collect().await {
             Ok(choices) => {
-                call.has_responded();
-                call.set_times(generation.timeline());
+                received.call.set_times(generation.timeline());
                 let usage = generation.usage();
-                let body = form.whole(Whole { choices, usage, prompts: generation.prompts() });
-                let mut response = json(id, body);
-                add_budget(&call, &mut response);
-                call.finish(response, None)
+                let whole = Whole { choices, usage, prompts: generation.prompts() };
+                received.finish(Ok(form.whole(whole)))
             }
-            Err(error) => finish_failed(call, id, &generation.failure(error)),
+            Err(error) => received.fail(&generation.failure(error)),
         };
     }
-    let open = edge.service.stream_open(Protocol::Http);
+    let open = received.edge.service.stream_open(Protocol::Http);
     // The first response determines the status; later errors are events.
     let first = match generation.next().await {
-        Some(Err(error)) => return finish_failed(call, id, &generation.failure(error)),
+        Some(Err(error)) => return received.fail(&generation.failure(error)),
         first => first,
     };
-    let mut response = event_stream(id);
+    stream(received, Generated { generation, first, chunks: form }, open)
+}
+
+/// Begins a stream of events. `open` was taken before its first response arrived.
+pub(crate) fn stream(received: Received, events: impl Source, open: OpenStream) -> Response {
+    let Received { mut call, id, .. } = received;
+    let mut response = event_stream(&id);
     add_budget(&call, &mut response);
     let sending = call.begin_stream(&mut response);
-    response.map(|_| Body::new(Events::new(generation, first, form, call, sending, open)))
+    response.map(|_| Body::new(Events::new(events, call, sending, open)))
 }

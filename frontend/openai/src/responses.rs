@@ -5,9 +5,7 @@ mod object;
 mod progress;
 pub mod request;
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use pharos::error::Reason;
 use pharos_edge::Call;
 use pharos_edge::routing::Routed;
@@ -15,7 +13,7 @@ use pharos_os::clock;
 
 use crate::answer::Failure;
 use crate::chat_inference::{self, Begun};
-use crate::edge::{Edge, RequestId, finish_failed, random_id};
+use crate::edge::{Edge, Received, RequestId, finish_failed, random_id};
 use crate::error::{ApiError, quoted};
 use crate::events::Chunks;
 use crate::generation::Deltas;
@@ -31,12 +29,9 @@ const NAMES: [(&str, &str); 3] =
     [("messages", "input"), ("max_tokens", "max_output_tokens"), ("logprobs", "top_logprobs")];
 
 /// Answers a request.
-pub(crate) async fn answer(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let begun = begin(&edge, &mut call, &id, &parts.headers, body).await;
-    respond(&edge, call, &id, begun).await
+pub(crate) async fn answer(mut received: Received) -> Response {
+    let begun = begin(&mut received).await;
+    respond(received, begun).await
 }
 
 /// Answers a request for a stored response.
@@ -54,16 +49,9 @@ pub(crate) async fn answer_not_stored(_: Edge, mut call: Call, routed: Routed) -
     finish_failed(call, &id, &Failure { error, reason: Reason::Unsupported })
 }
 
-async fn begin(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Running<ResponseForm>, Failure> {
-    let ResponsesRequest { chat, echo } =
-        edge.parse(headers, body, ResponsesRequest::parse).await?;
-    let begun = chat_inference::begin(edge, call, headers, chat, |model, options| {
+async fn begin(received: &mut Received) -> Result<Running<ResponseForm>, Failure> {
+    let ResponsesRequest { chat, echo } = received.parse(ResponsesRequest::parse).await?;
+    let begun = chat_inference::begin(received, chat, |id, model, options| {
         id.head_beginning("resp_", options, model)
     });
     let Begun { request: chat, head, generation } = begun.await.map_err(in_own_names)?;

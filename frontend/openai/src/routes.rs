@@ -2,13 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::response::Response;
 use pharos::service::{Route, SharedService};
 use pharos_edge::http_settings::HttpSettings;
 use pharos_edge::routing::{Builder, Fallbacks, Methods, RouteOf, handler};
 
 use crate::answer::{no_access, not_found, wrong_method};
-use crate::edge::Edge;
+use crate::edge::{Edge, Received};
 use crate::models::Models;
+use crate::passthrough::{
+    self, CHATS, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES, SCORE,
+    TOKENIZE,
+};
 use crate::{adapters, chat_completions, completions, embeddings, responses, scores, tokenize};
 
 /// Returns the route of a path with a model in it. `.` names no model, so that a path has one
@@ -42,57 +47,45 @@ where
     let edge = Edge::new(service, settings, models);
     let mut declared = Builder::default();
     for prefix in ["/v1", "/openai/v1"] {
-        let chat = Methods::post(handler(chat_completions::answer));
-        let completion = Methods::post(handler(completions::answer));
-        declared = declared
-            .route(&format!("{prefix}/chat/completions"), Route::ChatCompletion, chat)
-            .route(&format!("{prefix}/completions"), Route::Completion, completion);
-        let response = Methods::post(handler(responses::answer));
+        let path = |path: &str| format!("{prefix}/{path}");
         let not_stored = || handler(responses::answer_not_stored);
-        let path = format!("{prefix}/responses");
         declared = declared
-            .route(&path, Route::Response, response)
+            .route(&path(CHATS), Route::ChatCompletion, post(CHATS, chat_completions::answer))
+            .route(&path(COMPLETIONS), Route::Completion, post(COMPLETIONS, completions::answer))
+            .route(&path(EMBEDDINGS), Route::Embeddings, post(EMBEDDINGS, embeddings::answer))
+            .route(&path(RESPONSES), Route::Response, post(RESPONSES, responses::answer))
             .route(
-                &format!("{path}/{{id}}"),
+                &path("responses/{id}"),
                 Route::StoredResponse,
                 Methods::get(not_stored()).and_delete(not_stored()),
             )
             .route(
-                &format!("{path}/{{id}}/cancel"),
+                &path("responses/{id}/cancel"),
                 Route::StoredResponse,
                 Methods::post(not_stored()),
             )
             .route(
-                &format!("{path}/{{id}}/input_items"),
+                &path("responses/{id}/input_items"),
                 Route::StoredResponse,
                 Methods::get(not_stored()),
             );
     }
     for prefix in ["/v1", "/openai/v1", ""] {
-        let tokenize = Methods::post(handler(tokenize::tokenize));
-        let detokenize = Methods::post(handler(tokenize::detokenize));
-        let rerank = Methods::post(handler(scores::rerank));
-        let score = Methods::post(handler(scores::pairs));
+        let path = |path: &str| format!("{prefix}/{path}");
         declared = declared
-            .route(&format!("{prefix}/rerank"), Route::Rerank, rerank)
-            .route(&format!("{prefix}/score"), Route::Score, score)
-            .route(&format!("{prefix}/tokenize"), Route::Tokenize, tokenize)
-            .route(&format!("{prefix}/detokenize"), Route::Detokenize, detokenize);
-    }
-    for prefix in ["/v1", "/openai/v1"] {
-        let embeddings = Methods::post(handler(embeddings::answer));
-        declared = declared.route(&format!("{prefix}/embeddings"), Route::Embeddings, embeddings);
+            .route(&path(RERANK), Route::Rerank, post(RERANK, scores::rerank))
+            .route(&path(SCORE), Route::Score, post(SCORE, scores::pairs))
+            .route(&path(TOKENIZE), Route::Tokenize, post(TOKENIZE, tokenize::tokenize))
+            .route(&path(DETOKENIZE), Route::Detokenize, post(DETOKENIZE, tokenize::detokenize));
     }
     // Paths with the model in them, for clients whose base URL has it.
     for prefix in ["/predictions/{model}/v1", "/predictions/{model}/{version}/v1"] {
+        let path = |path: &str| format!("{prefix}/{path}");
         let route = RouteOf::Path(route_of_prediction);
-        let chat = Methods::post(handler(chat_completions::answer));
-        let completion = Methods::post(handler(completions::answer));
-        let embeddings = Methods::post(handler(embeddings::answer));
         declared = declared
-            .route(&format!("{prefix}/chat/completions"), route, chat)
-            .route(&format!("{prefix}/completions"), route, completion)
-            .route(&format!("{prefix}/embeddings"), route, embeddings);
+            .route(&path(CHATS), route, post(CHATS, chat_completions::answer))
+            .route(&path(COMPLETIONS), route, post(COMPLETIONS, completions::answer))
+            .route(&path(EMBEDDINGS), route, post(EMBEDDINGS, embeddings::answer));
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, edge, fallbacks)
@@ -111,12 +104,42 @@ where
 {
     let mut declared = Builder::default();
     for prefix in ["/v1", "/openai/v1"] {
-        let load = Methods::post(handler(adapters::load));
-        let unload = Methods::post(handler(adapters::unload));
+        let load = receive(adapters::load);
+        let unload = receive(adapters::unload);
         declared = declared
             .route(&format!("{prefix}/load_lora_adapter"), Route::RepositoryLoad, load)
             .route(&format!("{prefix}/unload_lora_adapter"), Route::RepositoryUnload, unload);
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, Edge::new(service, settings, models), fallbacks)
+}
+
+/// Returns the handler of requests to this path of the API. A model that speaks the API itself gets
+/// them as they are; `answer` answers those to other models.
+fn post<F>(
+    path: &'static str,
+    answer: impl Fn(Received) -> F + Copy + Send + Sync + 'static,
+) -> Methods<Edge>
+where
+    F: Future<Output = Response> + Send + 'static,
+{
+    receive(move |received| async move {
+        match Passthrough::named_by(&received).await {
+            Some(model) => passthrough::answer(received, &model, path).await,
+            None => answer(received).await,
+        }
+    })
+}
+
+/// Returns the handler of requests that are received as a whole.
+fn receive<F>(answer: impl Fn(Received) -> F + Copy + Send + Sync + 'static) -> Methods<Edge>
+where
+    F: Future<Output = Response> + Send + 'static,
+{
+    Methods::post(handler(move |edge, call, routed| async move {
+        match Received::receive(edge, call, routed).await {
+            Ok(received) => answer(received).await,
+            Err(response) => response,
+        }
+    }))
 }

@@ -5,17 +5,13 @@
 //!
 //! Sources of the forms: Jina's and Cohere's APIs (`rerank`) and vLLM 0.32.
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use pharos::model::pooling::PoolingTask;
-use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Failure;
-use crate::edge::{Edge, RequestId, finish_with, log_unknown};
+use crate::edge::{Received, log_unknown};
 use crate::embeddings::{MAX_TEXTS, model_of, read_options, read_pooling, usage};
 use crate::error::ApiError;
 use crate::json::{Fields, bounded_list, invalid};
@@ -155,13 +151,13 @@ struct Scores {
 
 /// Computes the score of each second text with its first one.
 async fn score(
-    edge: &Edge,
-    call: &mut Call,
+    received: &mut Received,
     model: &PoolingModel,
     first: &[String],
     second: &[String],
     options: PoolingOptions,
 ) -> Result<Scores, Failure> {
+    let Received { edge, call, .. } = received;
     let prompts = |texts: &[String]| -> Vec<Prompt> {
         texts.iter().map(|text| Prompt::Text(text.clone())).collect()
     };
@@ -199,35 +195,23 @@ fn cosine(one: &[f32], other: &[f32]) -> f32 {
 }
 
 /// Answers a request of `POST /v1/rerank`.
-pub(crate) async fn rerank(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let ranked = ranking(&edge, &mut call, &id, &parts.headers, body).await;
-    finish_with(call, &id, ranked)
+pub(crate) async fn rerank(mut received: Received) -> Response {
+    let ranked = ranking(&mut received).await;
+    received.finish(ranked)
 }
 
 /// Answers a request of `POST /v1/score`.
-pub(crate) async fn pairs(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let scored = scoring(&edge, &mut call, &id, &parts.headers, body).await;
-    finish_with(call, &id, scored)
+pub(crate) async fn pairs(mut received: Received) -> Response {
+    let scored = scoring(&mut received).await;
+    received.finish(scored)
 }
 
-async fn ranking(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Vec<u8>, Failure> {
-    let request = edge.parse(headers, body, RerankRequest::parse).await?;
-    let model = model_of(edge, call, &request.options, headers).await?;
+async fn ranking(received: &mut Received) -> Result<Vec<u8>, Failure> {
+    let request = received.parse(RerankRequest::parse).await?;
+    let model = model_of(received, &request.options).await?;
     log_unknown(&model.name, &request.unknown);
     let query = std::slice::from_ref(&request.query);
-    let scores = score(edge, call, &model, query, &request.documents, request.pooling).await?;
+    let scores = score(received, &model, query, &request.documents, request.pooling).await?;
     let mut results: Vec<RankedDocument<'_>> = (0..)
         .zip(&request.documents)
         .zip(&scores.values)
@@ -241,26 +225,20 @@ async fn ranking(
     results.sort_by(|one, other| other.relevance_score.total_cmp(&one.relevance_score));
     results.truncate(request.top_n.unwrap_or(usize::MAX));
     Ok(to_json(&Ranking {
-        id: id.head("rerank", &request.options, &model.name).id,
+        id: received.id.head("rerank", &request.options, &model.name).id,
         model: &model.name,
         usage: scores.usage.map(TotalUsage::of),
         results,
     }))
 }
 
-async fn scoring(
-    edge: &Edge,
-    call: &mut Call,
-    id: &RequestId,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Vec<u8>, Failure> {
-    let request = edge.parse(headers, body, ScoreRequest::parse).await?;
-    let model = model_of(edge, call, &request.options, headers).await?;
+async fn scoring(received: &mut Received) -> Result<Vec<u8>, Failure> {
+    let request = received.parse(ScoreRequest::parse).await?;
+    let model = model_of(received, &request.options).await?;
     log_unknown(&model.name, &request.unknown);
-    let scores =
-        score(edge, call, &model, &request.first, &request.second, request.pooling).await?;
-    Ok(to_json(&ScoreList { head: id.head("score", &request.options, &model.name), scores }))
+    let scores = score(received, &model, &request.first, &request.second, request.pooling).await?;
+    let head = received.id.head("score", &request.options, &model.name);
+    Ok(to_json(&ScoreList { head, scores }))
 }
 
 #[derive(Serialize)]

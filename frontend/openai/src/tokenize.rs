@@ -2,18 +2,14 @@
 //!
 //! Sources of the forms: vLLM 0.32, and llama.cpp's server (`content` in place of `prompt`).
 
-use axum::body::Body;
 use axum::response::Response;
-use http::HeaderMap;
 use pharos::model::generation::context_length;
-use pharos_edge::Call;
-use pharos_edge::routing::Routed;
 use serde::Serialize;
 
 use crate::answer::Failure;
 use crate::chat::ChatRequest;
 use crate::chat_inference::render;
-use crate::edge::{Edge, RequestId, finish_with};
+use crate::edge::Received;
 use crate::error::ApiError;
 use crate::json::{Budget, Fields};
 use crate::options::RequestOptions;
@@ -108,36 +104,30 @@ struct DetokenizeResponse<'a> {
 }
 
 /// Answers a request of `POST /tokenize`.
-pub(crate) async fn tokenize(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let answer = tokens_of(&edge, &mut call, &parts.headers, body).await;
-    finish_with(call, &id, answer)
+pub(crate) async fn tokenize(mut received: Received) -> Response {
+    let answer = tokens_of(&mut received).await;
+    received.finish(answer)
 }
 
 /// Answers a request of `POST /detokenize`.
-pub(crate) async fn detokenize(edge: Edge, mut call: Call, routed: Routed) -> Response {
-    let (parts, body) = routed.request.into_parts();
-    let id = RequestId::of(&parts.headers);
-    call.read_headers(&parts.headers);
-    let answer = text_of(&edge, &mut call, &parts.headers, body).await;
-    finish_with(call, &id, answer)
+pub(crate) async fn detokenize(mut received: Received) -> Response {
+    let answer = text_of(&mut received).await;
+    received.finish(answer)
 }
 
-async fn tokens_of(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Vec<u8>, Failure> {
-    let request = edge.parse(headers, body, TokenizeRequest::parse).await?;
-    let name = edge.enter_model(call, &request.options, headers).await?;
+async fn tokens_of(received: &mut Received) -> Result<Vec<u8>, Failure> {
+    let request = received.parse(TokenizeRequest::parse).await?;
+    let name = received.enter_model(&request.options).await?;
+    let Received { edge, call, .. } = received;
     let config = edge.service.model_config(&name, "")?;
     let tokenizer = Tokenizer::of(&config)?;
     let text = match request.input {
         Input::Text(text) => text,
         Input::Chat(chat) => {
+            if let Some(media) = chat.media().next() {
+                let message = format!("{} cannot be tokenized: only text has tokens", media.path);
+                return Err(ApiError::invalid_field(media.path.as_str(), message).into());
+            }
             let model = edge.models.get(&*edge.service, &name, &name).await?;
             render(*chat, &model, &name).await?.1
         }
@@ -152,14 +142,10 @@ async fn tokens_of(
     }))
 }
 
-async fn text_of(
-    edge: &Edge,
-    call: &mut Call,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Vec<u8>, Failure> {
-    let request = edge.parse(headers, body, DetokenizeRequest::parse).await?;
-    let name = edge.enter_model(call, &request.options, headers).await?;
+async fn text_of(received: &mut Received) -> Result<Vec<u8>, Failure> {
+    let request = received.parse(DetokenizeRequest::parse).await?;
+    let name = received.enter_model(&request.options).await?;
+    let Received { edge, call, .. } = received;
     let tokenizer = Tokenizer::of(&*edge.service.model_config(&name, "")?)?;
     let text = tokenizer.detokenize(edge, call, &request.tokens).await?;
     Ok(to_json(&DetokenizeResponse { prompt: &text, content: &text }))

@@ -14,7 +14,7 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::generation::GenerationForm;
+use pharos::model::generation::generates_text;
 use pharos::model::pooling::PoolingTask;
 use pharos::model::{CodeLocation, ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
@@ -195,7 +195,7 @@ impl Loader {
         if config.decoupled {
             self.cache().model_decoupled(&series);
         }
-        if GenerationForm::of(&config).is_some() {
+        if generates_text(&config) {
             self.cache().model_generates(&series);
         } else if PoolingTask::of(&config).is_some() {
             self.cache().model_reads_texts(&series);

@@ -223,12 +223,16 @@ impl Driver {
     ) {
         if self.counts_tokens {
             let tenant = batched.request.tenant;
-            let mut counts = generation::token_counts(&response.outputs);
+            let counts = generation::token_counts(&response.outputs);
+            let mut counts = progress.since_previous(counts);
             if record::has_token_budget(&self.series, tenant) {
                 // A client that does not ask for the numbers pays too.
                 counts.estimated = EstimatedTokens {
                     prompt: generation::estimated_prompt(&batched.request.inputs),
-                    generated: generation::estimated_output(&response.outputs),
+                    generated: counts
+                        .arrived
+                        .filter(|_| !is_whole)
+                        .unwrap_or_else(|| generation::estimated_output(&response.outputs)),
                 };
             }
             let arrived = response.timeline.request_end;

@@ -14,10 +14,15 @@ use crate::json::{Budget, invalid, invalid_value};
 use crate::message::{MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, Message};
 use crate::options::MAX_ID_BYTES;
 
+/// The type of parts with an image.
+const INPUT_IMAGE: &str = "input_image";
+
 /// The most items of an input.
 pub(crate) const MAX_ITEMS: usize = MAX_MESSAGES;
 
-/// The types of parts that messages of a client may have.
+/// The types of parts that messages of a user may have.
+const USER_PARTS: [&str; 2] = ["input_text", INPUT_IMAGE];
+/// The types of parts that other messages of a client may have.
 const INPUT_PARTS: [&str; 1] = ["input_text"];
 /// The types of parts that messages of the assistant may have.
 const OUTPUT_PARTS: [&str; 3] = ["output_text", "refusal", "input_text"];
@@ -117,7 +122,8 @@ impl Dialog<'_> {
             }
         };
         let parts: &[&str] = match role.as_str() {
-            "user" | "system" | "developer" => &INPUT_PARTS,
+            "user" => &USER_PARTS,
+            "system" | "developer" => &INPUT_PARTS,
             "assistant" => &OUTPUT_PARTS,
             _ => return Err(invalid_role(path, &Value::String(role))),
         };
@@ -246,7 +252,7 @@ fn text_of(
     }
 }
 
-/// Returns the content of a message: a text, or parts with text in the form of chats.
+/// Returns the content of a message: a text, or parts in the form of chats.
 fn content(value: Option<Value>, path: &str, allowed: &[&str]) -> Result<Value, ApiError> {
     let parts = match value {
         Some(text @ Value::String(_)) => return Ok(text),
@@ -261,16 +267,28 @@ fn content(value: Option<Value>, path: &str, allowed: &[&str]) -> Result<Value, 
         return Err(ApiError::invalid_field(path, message));
     }
     let parts = parts.into_iter().enumerate();
-    let parts = parts.map(|(index, part)| text_part(part, &format!("{path}[{index}]"), allowed));
+    let parts = parts.map(|(index, part)| part_of(part, &format!("{path}[{index}]"), allowed));
     parts.collect::<Result<Vec<Value>, ApiError>>().map(Value::Array)
 }
 
-fn text_part(mut part: Value, path: &str, allowed: &[&str]) -> Result<Value, ApiError> {
+fn part_of(mut part: Value, path: &str, allowed: &[&str]) -> Result<Value, ApiError> {
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-    if kind.starts_with("input_") && kind != "input_text" {
+    if kind == INPUT_IMAGE && allowed.contains(&kind) {
+        if part.get("file_id").is_some_and(|id| !id.is_null()) {
+            let message = "file_id is not supported: the server stores no files";
+            return Err(ApiError::invalid_field(format!("{path}.file_id"), message));
+        }
+        let url = part.get_mut("image_url").map(Value::take).unwrap_or_default();
+        return Ok(json!({"type": "image_url", "image_url": url}));
+    }
+    if kind.starts_with("input_") && !allowed.contains(&kind) {
         return Err(ApiError::invalid_field(
             format!("{path}.type"),
-            format!("{} is not supported: the input is text", crate::error::quoted(kind)),
+            format!(
+                "{} is not supported here: allowed are {}",
+                crate::error::quoted(kind),
+                allowed.join(", ")
+            ),
         ));
     }
     if !allowed.contains(&kind) {
@@ -362,6 +380,17 @@ mod tests {
     }
 
     #[test]
+    fn images_are_those_of_chats() {
+        let url = "data:image/png;base64,aGk=";
+        let image = json!({"type": "input_image", "image_url": url, "detail": "auto"});
+        let content = json!([{"type": "input_text", "text": "a"}, image]);
+        let messages = read(None, &json!([{"role": "user", "content": content}])).unwrap();
+        let [media] = messages[0].media() else { panic!("one image") };
+        assert_eq!(media.path, "input[0].content[1].image_url");
+        assert_eq!(media.base64, "aGk=");
+    }
+
+    #[test]
     fn items_of_one_turn_are_one_message() {
         let call = |id: &str| {
             json!({"id": "fc_1", "type": "function_call", "call_id": id,
@@ -421,8 +450,18 @@ mod tests {
         );
         check_error(
             &part(json!({"type": "input_image", "image_url": "data:,"})),
+            "input[0].content[0].image_url",
+            "base64",
+        );
+        check_error(
+            &part(json!({"type": "input_image", "file_id": "f"})),
+            "input[0].content[0].file_id",
+            "stores no files",
+        );
+        check_error(
+            &part(json!({"type": "input_file", "file_id": "f"})),
             "input[0].content[0].type",
-            "input_image is not supported",
+            "input_file is not supported",
         );
         check_error(
             &part(json!({"type": "input_text", "text": 1})),

@@ -3,7 +3,7 @@
 
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize as DeriveSerialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::CivilTime;
 use crate::chat::ChatRequest;
@@ -60,11 +60,11 @@ impl Expectations {
         let tool_use = self.tool_use.filter(|_| !request.tools.is_empty());
         let traits = tool_use.unwrap_or(self.default);
         if traits.form == ContentForm::Text
-            && let Some(index) = request.messages.iter().position(Message::has_media)
+            && let Some(index) = request.messages.iter().position(|one| !one.media().is_empty())
         {
             return Err(ApiError::invalid_field(
                 format!("messages[{index}].content"),
-                "the model accepts text only: its chat template has no images, audio, videos or files",
+                "the model accepts text only: its chat template has no images or audio",
             ));
         }
         let variables = Variables { request, traits };
@@ -180,7 +180,7 @@ impl Serialize for TemplateContent<'_> {
             }
             (Content::Text(text), ContentForm::Parts) => {
                 let mut list = serializer.serialize_seq(Some(1))?;
-                list.serialize_element(&TypedPart { kind: "text", text: Some(text) })?;
+                list.serialize_element(&json!({"type": "text", "text": text}))?;
                 list.end()
             }
             (Content::Text(text), _) => serializer.serialize_str(text),
@@ -191,9 +191,7 @@ impl Serialize for TemplateContent<'_> {
             (Content::Parts(parts), _) => {
                 let mut list = serializer.serialize_seq(Some(parts.len()))?;
                 for part in parts {
-                    let text = part_text(part);
-                    let kind = if text.is_some() { "text" } else { media_kind(part) };
-                    list.serialize_element(&TypedPart { kind, text })?;
+                    list.serialize_element(part)?;
                 }
                 list.end()
             }
@@ -201,37 +199,9 @@ impl Serialize for TemplateContent<'_> {
     }
 }
 
-/// A content part: `{"type":"text","text"}`, or a placeholder for media such as
-/// `{"type":"image"}`.
-struct TypedPart<'a> {
-    kind: &'a str,
-    text: Option<&'a str>,
-}
-
-impl Serialize for TypedPart<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("type", self.kind)?;
-        if let Some(text) = self.text {
-            map.serialize_entry("text", text)?;
-        }
-        map.end()
-    }
-}
-
 fn part_text(part: &Value) -> Option<&str> {
     let is_text = part.get("type").is_some_and(|kind| kind == "text");
     part.get("text").filter(|_| is_text).and_then(Value::as_str)
-}
-
-/// Returns the name that templates have for the media of a part. The names are vLLM's.
-fn media_kind(part: &Value) -> &str {
-    match part.get("type").and_then(Value::as_str).unwrap_or_default() {
-        "image_url" => "image",
-        "input_audio" | "audio_url" => "audio",
-        "video_url" => "video",
-        other => other,
-    }
 }
 
 /// Cuts the prompt at the end of the last message's text, so that the model continues it.

@@ -347,7 +347,7 @@ fn forms_of_contents() {
     assert_eq!(template(PARTS).expectations().content_form(), ContentForm::Parts);
     assert_eq!(template(BOTH).expectations().content_form(), ContentForm::Both);
     assert_eq!(template(PRINTED).expectations().content_form(), ContentForm::Text);
-    let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
     let body = json!({"messages": [
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, image, "c"]},

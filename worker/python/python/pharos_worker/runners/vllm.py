@@ -2,7 +2,7 @@
 (vLLM's `AsyncEngineArgs`), `1/multi_lora.json` the adapters by name. A version that has `config.json` is itself a model in Hugging
 Face's layout, which needs no `model.json`. Tensors and parameters are those of vllm_backend, with the
 additional outputs `token_ids`, `stop_reason`, `num_cached_tokens`, `prompt_token_ids` and `prompt_logprobs`. The input `operation` asks
-for the tokens of a text, or for the text of tokens.
+for the tokens of a text, or for the text of tokens. The input `image` has the images of a prompt.
 
 The engine holds all requests and runs them together. It runs in further processes, which vLLM starts and which end with this one. All of this module's work is on one event loop. Text for a client that reads slowly is collected and sent as one response.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from pharos_worker.runners import files, text
+from pharos_worker.runners import files, images, text
 
 ENGINE = None
 """The library version for logs and the served configuration; set when a model is loaded."""
@@ -36,6 +36,8 @@ class Job(text.Job):
     adapter: object
     scores_only: bool = False
     """Whether the client wants the probabilities of its prompt alone. vLLM generates a token all the same."""
+    images: list
+    """The files of the images in the prompt, as base64."""
     task: object = None
 
     def take(self, output):
@@ -146,7 +148,8 @@ class TritonPythonModel:
     @staticmethod
     def auto_complete_config(auto_complete_model_config):
         version = Path(pb_utils.get_model_dir())
-        return text.complete(auto_complete_model_config, parameters_of(engine_arguments(version)), has_tokens=True)
+        config = text.complete(auto_complete_model_config, parameters_of(engine_arguments(version)), has_tokens=True)
+        return images.complete(config)
 
     def initialize(self, args):
         global ENGINE
@@ -220,7 +223,11 @@ class TritonPythonModel:
             if number is not None and not 0 <= number <= MOST_LOGPROBS:
                 raise text.WrongRequest(f"{name} {number} is not allowed: it must be an integer from 0 to {MOST_LOGPROBS}")
         choices = [text.Pending() for _ in range(sampling.n)]
-        return Job(sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only)
+        given = pb_utils.get_input_tensor_by_name(request, images.INPUT)
+        encoded = [] if given is None else given.as_numpy().reshape(-1).tolist()
+        return Job(
+            sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only, images=encoded
+        )
 
     def tokens(self, prompt, add_special_tokens=True):
         """Returns the tokens of a prompt. The token that begins a text is added, unless the text has it."""
@@ -274,6 +281,8 @@ class TritonPythonModel:
             for choice in job.choices:
                 choice.text = given.text
         prompt = {"prompt_token_ids": tokens}
+        if job.images:
+            prompt["multi_modal_data"] = {images.INPUT: await asyncio.to_thread(images.read, job.images)}
         async for output in self.engine.generate(prompt, job.sampling, name, lora_request=job.adapter):
             job.take(output)
             if given.stream and not output.finished and job.sender.is_ready():
