@@ -247,19 +247,21 @@ mod tests {
     }
 
     #[test]
-    fn traces_have_the_parameters_of_both_forms() {
+    fn traces_have_the_parameters_of_all_forms() {
         let input = |name: &str, datatype, data: Vec<u8>| {
             let tensor = Tensor { datatype, shape: vec![1], data: data.into() };
             InferInput { name: name.to_owned(), tensor }
         };
-        let json = |text: &str| {
+        let json_in = |name: &str, text: &str| {
             let mut data = Vec::new();
             assert!(push_bytes_element(&mut data, text.as_bytes()));
-            [input(SAMPLING_PARAMETERS, DataType::Bytes, data)]
+            [input(name, DataType::Bytes, data)]
         };
+        let json = |text: &str| json_in(SAMPLING_PARAMETERS, text);
         let limits = |max_tokens, temperature| SamplingLimits { max_tokens, temperature };
         let text = r#"{"max_tokens": 7, "temperature": 0.5, "stop": ["x"]}"#;
         assert_eq!(sampling_limits(&json(text)), limits(Some(7), Some(0.5)));
+        assert_eq!(sampling_limits(&json_in(OPENAI_REQUEST, text)), limits(Some(7), Some(0.5)));
         assert_eq!(sampling_limits(&json("{\"max_tokens\": -1}")), limits(None, None));
         assert_eq!(sampling_limits(&json("no JSON")), limits(None, None));
         let tensors = [

@@ -1,13 +1,15 @@
-"""Writes a random Llama with a tokenizer and a chat template in Hugging Face's layout: tests/vllm/tiny.py FOLDER. Needs transformers."""
+"""Writes a random Llama with a tokenizer and a chat template in Hugging Face's layout: tests/vllm/tiny.py FOLDER. With `images` as the
+second argument, writes the files of a LLaVA that reads images, without weights. Needs transformers."""
 
 import sys
 
 import tokenizer
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaProcessor
+from transformers.models.clip import CLIPImageProcessor
 
-folder = sys.argv[1]
-tokenizer.write(folder)
+folder, reads_images = sys.argv[1], sys.argv[2:] == ["images"]
+wrapped = tokenizer.write(folder, reads_images)
 torch.manual_seed(0)
 config = LlamaConfig(
     vocab_size=tokenizer.SIZE,
@@ -20,4 +22,24 @@ config = LlamaConfig(
     bos_token_id=1,
     eos_token_id=2,
 )
-LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+if reads_images:
+    vision = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=28, patch_size=14, projection_dim=64
+    )
+    # An image has two times two patches, and a token for each.
+    whole = LlavaConfig(
+        architectures=["LlavaForConditionalGeneration"],
+        vision_config=vision,
+        text_config=config,
+        image_token_index=wrapped.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+        image_seq_length=4,
+    )
+    whole.save_pretrained(folder)
+    wrapped.pad_token = "<pad>"
+    scaled = CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    LlavaProcessor(
+        scaled, wrapped, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    ).save_pretrained(folder)
+else:
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)

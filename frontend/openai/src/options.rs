@@ -62,15 +62,21 @@ pub struct RequestOptions {
 }
 
 impl RequestOptions {
-    pub(crate) fn read(fields: &mut Fields<'_>, budget: &mut Budget) -> Result<Self, ApiError> {
-        fields.ignore(&IGNORED);
+    /// Reads the fields that the server itself needs, whatever the model is.
+    pub(crate) fn read_common(fields: &mut Fields<'_>) -> Result<Self, ApiError> {
         Ok(Self {
             model: fields.text("model", MAX_MODEL_BYTES)?,
-            version: None,
             stream: read_stream(fields)?,
             request_id: read_request_id(fields)?,
             session_id: fields.text("session_id", MAX_ID_BYTES)?,
             cache_salt: read_cache_salt(fields)?,
+            ..Self::default()
+        })
+    }
+
+    pub(crate) fn read(fields: &mut Fields<'_>, budget: &mut Budget) -> Result<Self, ApiError> {
+        fields.ignore(&IGNORED);
+        Ok(Self {
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
             return_tokens_as_token_ids: fields
                 .boolean("return_tokens_as_token_ids")?
@@ -80,6 +86,7 @@ impl RequestOptions {
                 .and_then(|tokens| u32::try_from(tokens).ok()),
             vllm_xargs: fields.object("vllm_xargs", budget)?,
             kv_transfer_params: fields.object("kv_transfer_params", budget)?,
+            ..Self::read_common(fields)?
         })
     }
 

@@ -27,7 +27,7 @@ use crate::contract::{strings, violation};
 use crate::edge::{Edge, LONG, Received, on_a_thread_if};
 use crate::error::{ApiError, quoted};
 use crate::events::{Source, Written};
-use crate::json::{Budget, Fields};
+use crate::json::Fields;
 use crate::models::is_switched_off;
 use crate::options::RequestOptions;
 use crate::respond::stream;
@@ -172,7 +172,7 @@ fn model_named_in(body: &[u8]) -> Result<Option<String>, ApiError> {
 
 /// Reads the fields of a request that the server itself needs.
 fn read_options(body: &[u8]) -> Result<RequestOptions, ApiError> {
-    RequestOptions::read(&mut Fields::of_body(body)?, &mut Budget::new())
+    RequestOptions::read_common(&mut Fields::of_body(body)?)
 }
 
 /// Answers a request to a path of the API with what the model answers.

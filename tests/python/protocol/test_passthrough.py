@@ -45,10 +45,11 @@ def chat(client, model="api", messages=PROMPT, **more):
 def test_a_chat_reaches_the_model_as_it_is(client):
     """Also fields and parts that the server does not know. The answer is the model's, with its id."""
     messages = [{"role": "critic", "content": [{"type": "hologram"}]}, *PROMPT]
-    answer = chat(client, messages=messages, extra_body={"own": {"x": [1, 2]}, "temperature": 9})
+    fields = {"own": {"x": [1, 2]}, "temperature": 9, "return_token_ids": "maybe"}
+    answer = chat(client, messages=messages, extra_body=fields)
     assert (answer.id, answer.model, answer.choices[0].message.content) == ("own-1", "api", "one two three")
     seen = answer.choices[0].message.seen
-    assert seen == {"model": "api", "messages": messages, "own": {"x": [1, 2]}, "temperature": 9}
+    assert seen == {"model": "api", "messages": messages} | fields
     assert chat(client, "whole").choices[0].message.content == "one two three", "JSON in several lines, of a model that is not decoupled"
 
 
