@@ -68,7 +68,7 @@ pub(crate) fn http(data: &[u8]) {
 pub(crate) fn openai(data: &[u8]) {
     let chat = ChatRequest::parse(data);
     if let Ok(chat) = &chat {
-        let _ = (chat.forced_call_schema(), chat.has_media());
+        let _ = (chat.forced_call_schema(), chat.media().count());
         for template in &*TEMPLATES {
             let expectations = template.expectations();
             if let Ok(input) = expectations.input(chat, CivilTime::from_unix(0))
