@@ -223,7 +223,8 @@ impl Driver {
     ) {
         if self.counts_tokens {
             let tenant = batched.request.tenant;
-            let mut counts = generation::token_counts(&response.outputs);
+            let texts = generation::texts(&batched.request.inputs);
+            let mut counts = generation::token_counts(&response.outputs, texts);
             if record::has_token_budget(&self.series, tenant) {
                 // A client that does not ask for the numbers pays too.
                 counts.estimated = EstimatedTokens {
