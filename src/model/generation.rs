@@ -10,7 +10,7 @@ use super::openai::{self, OPENAI_REQUEST, OPENAI_RESPONSE, speaks_openai};
 use super::pooling::{PoolingTask, TEXT, TEXT_PAIR};
 use crate::infer::{InferInput, InferOutput};
 use crate::request_trace::SamplingLimits;
-use crate::tensor::{DataType, Tensor, bytes_elements};
+use crate::tensor::{DataType, Tensor, bytes_elements, element_count};
 
 /// The input with the prompt.
 pub const TEXT_INPUT: &str = "text_input";
@@ -140,13 +140,27 @@ pub fn context_length(config: &ModelConfig) -> Option<u64> {
     config.parameters.get(CONTEXT_LENGTH)?.parse().ok()
 }
 
+/// Returns the number of texts of a request: of prompts, or of texts that get a vector or a score.
+pub fn texts(inputs: &[InferInput]) -> usize {
+    let input = inputs.iter().find(|input| [TEXT_INPUT, TEXT].contains(&input.name.as_str()));
+    let elements = input.and_then(|input| element_count(&input.tensor.shape));
+    elements.and_then(|elements| usize::try_from(elements).ok()).unwrap_or(1)
+}
+
 /// Returns the numbers of tokens in a response. A number that is not an integer counts as unknown.
-pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
+///
+/// The request has this number of `texts`. An output with the tokens of its texts has one or several
+/// elements for each of them: several choices of a text have the same prompt, which counts once.
+pub fn token_counts(outputs: &[InferOutput], texts: usize) -> TokenCounts {
     let mut counts = TokenCounts::default();
+    let of_texts = |list: Vec<u64>| {
+        let step = list.len().checked_div(texts).unwrap_or(1).max(1);
+        list.into_iter().step_by(step).reduce(u64::saturating_add)
+    };
     for output in outputs {
         let numbers = || integers(&output.tensor);
         match output.name.as_str() {
-            NUM_INPUT_TOKENS => counts.prompt = numbers().and_then(|list| list.first().copied()),
+            NUM_INPUT_TOKENS => counts.prompt = numbers().and_then(of_texts),
             FINISH_REASON if output.tensor.datatype == DataType::Bytes => {
                 let bytes = output.tensor.data.as_slice();
                 for name in bytes_elements(&bytes).flatten() {
@@ -156,7 +170,7 @@ pub fn token_counts(outputs: &[InferOutput]) -> TokenCounts {
                     }
                 }
             }
-            NUM_CACHED_TOKENS => counts.cached = numbers().and_then(|list| list.first().copied()),
+            NUM_CACHED_TOKENS => counts.cached = numbers().and_then(of_texts),
             NUM_OUTPUT_TOKENS => {
                 counts.generated =
                     numbers().map(|list| list.into_iter().fold(0, u64::saturating_add));
@@ -287,18 +301,47 @@ mod tests {
     }
 
     #[test]
+    fn the_texts_of_a_request() {
+        let input = |name: &str, shape: &[i64]| {
+            let tensor =
+                Tensor { datatype: DataType::Bytes, shape: shape.to_vec(), data: vec![].into() };
+            InferInput { name: name.to_owned(), tensor }
+        };
+        assert_eq!(texts(&[input("other", &[9]), input(TEXT_INPUT, &[2, 1])]), 2);
+        assert_eq!(texts(&[input(TEXT_PAIR, &[9]), input(TEXT, &[3])]), 3);
+        assert_eq!(texts(&[input(PROMPT_TOKEN_IDS, &[1, 9])]), 1);
+    }
+
+    #[test]
+    fn prompts_count_once_for_each_text() {
+        let prompt = |tokens: &[u32], texts| {
+            let bytes = tokens.iter().flat_map(|tokens| tokens.to_le_bytes()).collect();
+            token_counts(&[output(NUM_INPUT_TOKENS, DataType::Uint32, bytes)], texts).prompt
+        };
+        assert_eq!(prompt(&[3], 1), Some(3));
+        // Three choices of one text, and two of each of two texts.
+        assert_eq!(prompt(&[3, 3, 3], 1), Some(3));
+        assert_eq!(prompt(&[3, 3, 5, 5], 2), Some(8));
+        // A batch of three texts; a response with fewer numbers than texts.
+        assert_eq!(prompt(&[3, 4, 5], 3), Some(12));
+        assert_eq!(prompt(&[3, 4], 3), Some(7));
+        assert_eq!((prompt(&[], 1), prompt(&[3], 0)), (None, Some(3)));
+    }
+
+    #[test]
     fn tokens_are_integers_of_any_size() {
         let mut reasons = Vec::new();
         for name in ["None", "stop", "stop", "tool_calls", ""] {
             assert!(push_bytes_element(&mut reasons, name.as_bytes()));
         }
-        let counts = token_counts(&[
+        let outputs = [
             output(FINISH_REASON, DataType::Bytes, reasons),
             output(NUM_INPUT_TOKENS, DataType::Int64, 5_i64.to_le_bytes().to_vec()),
             output(NUM_CACHED_TOKENS, DataType::Int32, (-1_i32).to_le_bytes().to_vec()),
             output(NUM_OUTPUT_TOKENS, DataType::Uint32, [1_u32, 2].map(u32::to_le_bytes).concat()),
             output("text_output", DataType::Bytes, Vec::new()),
-        ]);
+        ];
+        let counts = token_counts(&outputs, 1);
         let mut expected =
             TokenCounts { prompt: Some(5), generated: Some(3), ..TokenCounts::default() };
         for reason in [FinishReason::Stop, FinishReason::Stop, FinishReason::Other] {

@@ -375,7 +375,7 @@ impl Step {
     /// The model violates the contract.
     /// Log probabilities are left out unless `with_logprobs`: they are the largest part of a response.
     pub(crate) fn read(response: &InferResponse, with_logprobs: bool) -> Result<Self, InferError> {
-        let mut step = Self { tokens: token_counts(&response.outputs), ..Self::default() };
+        let mut step = Self { tokens: token_counts(&response.outputs, 1), ..Self::default() };
         for output in &response.outputs {
             let tensor = &output.tensor;
             match output.name.as_str() {

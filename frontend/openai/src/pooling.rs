@@ -204,7 +204,7 @@ impl PoolingModel {
         let mut pooled = Pooled { tokens: Some(0), ..Pooled::default() };
         for (response, rows) in responses.iter().zip(rows) {
             pooled.timeline = response.timeline;
-            let prompt = token_counts(&response.outputs).prompt;
+            let prompt = token_counts(&response.outputs, *rows).prompt;
             pooled.tokens = pooled.tokens.zip(prompt).map(|(all, own)| all.saturating_add(own));
             self.read(response, *rows, &mut pooled.values)?;
         }
