@@ -303,8 +303,11 @@ mod tests {
     #[test]
     fn the_texts_of_a_request() {
         let input = |name: &str, shape: &[i64]| {
-            let tensor =
-                Tensor { datatype: DataType::Bytes, shape: shape.to_vec(), data: vec![].into() };
+            let tensor = Tensor {
+                datatype: DataType::Bytes,
+                shape: shape.to_vec(),
+                data: Vec::<u8>::new().into(),
+            };
             InferInput { name: name.to_owned(), tensor }
         };
         assert_eq!(texts(&[input("other", &[9]), input(TEXT_INPUT, &[2, 1])]), 2);

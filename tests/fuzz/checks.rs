@@ -112,8 +112,10 @@ pub(crate) fn model_output(data: &[u8]) {
     let Some((length, text)) = data.split_first() else { return };
     let text = String::from_utf8_lossy(text).into_owned();
     let characters: Vec<char> = text.chars().collect();
-    let pieces: Vec<String> =
-        characters.chunks(usize::from(*length).max(1)).map(|piece| piece.iter().collect()).collect();
+    let pieces: Vec<String> = characters
+        .chunks(usize::from(*length).max(1))
+        .map(|piece| piece.iter().collect())
+        .collect();
     let whole = [text];
     for name in ["hermes", "llama3_json", "mistral", "pythonic", "json"] {
         assert_eq!(tool_calls(name, &whole), tool_calls(name, &pieces), "{name}");
