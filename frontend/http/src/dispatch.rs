@@ -29,7 +29,9 @@ pub(super) struct Dispatch {
 
 impl Dispatch {
     pub(super) fn new(service: SharedService, settings: Settings, models: Arc<Models>) -> Self {
-        Self::with(Edge::new(service, settings, models), routes::declared(), true)
+        let edge = Edge::new(service, settings, models);
+        let declared = routes::declared(&edge);
+        Self::with(edge, declared, true)
     }
 
     /// Returns OpenAI's API with the routes that its clients need besides.

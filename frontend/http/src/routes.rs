@@ -39,10 +39,7 @@ pub(crate) fn table(
     policy: Arc<dyn Policy>,
     refused: fn(Refusal) -> Response,
 ) -> Routes<Edge> {
-    let service = edge.service.clone();
-    let settings = edge.settings.clone();
-    let models = edge.models.clone();
-    let declared = pharos_openai::add_adapters_to(declared(), service, settings, models);
+    let declared = declared(&edge);
     build(edge, declared, policy, refused)
 }
 
@@ -72,7 +69,8 @@ pub(crate) fn declared_for_openai() -> Builder<Edge> {
     openai::routes(v1::models(router))
 }
 
-pub(crate) fn declared() -> Builder<Edge> {
+/// Returns the routes of v2 and v1, and of OpenAI's API those that change what is loaded.
+pub(crate) fn declared(edge: &Edge) -> Builder<Edge> {
     let router = Builder::default()
         .route("/v2", Route::ServerMetadata, get(server::metadata))
         .route("/v2/health/live", Route::Live, get(health::live))
@@ -117,7 +115,9 @@ pub(crate) fn declared() -> Builder<Edge> {
             Route::LogSettings,
             get(logging::get).and_post(answers(logging::post)),
         );
-    openai::routes(v1::routes(shared_memory::routes(router)))
+    let router = openai::routes(v1::routes(shared_memory::routes(router)));
+    let Edge { service, settings, models, .. } = edge.clone();
+    pharos_openai::add_adapters_to(router, service, settings, models)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
@@ -172,6 +172,8 @@ mod tests {
             ("/v1/models/m/versions/1:predict", Route::Infer),
             ("/v1/chat/completions", Route::ChatCompletion),
             ("/openai/v1/completions", Route::Completion),
+            ("/v1/load_lora_adapter", Route::RepositoryLoad),
+            ("/openai/v1/unload_lora_adapter", Route::RepositoryUnload),
         ] {
             check(path, expected);
         }

@@ -25,14 +25,14 @@ OTHER_FLAGS = {
     "--tokenizer", "--tool-call-parser", "--openai-restricted-api", "--max-model-len", "--api-key", "--served-model-name",
     "--reasoning-parser", "--chat-template", "--base-url",
     "--alias", "--api-key-file", "--backend", "--cache-prompt", "--chat-template-file", "--data-parallel-size",
-    "--default-max-tokens", "--dtype", "--enable-auto-tool-choice", "--enable-kserve-frontends", "--enable-lora",
+    "--default-max-tokens", "--local-dir", "--dtype", "--enable-auto-tool-choice", "--enable-kserve-frontends", "--enable-lora",
     "--enable-prefix-caching", "--enable-request-id-headers", "--enforce-eager", "--generation-config",
     "--gpu-memory-utilization", "--host", "--jinja", "--kserve-grpc-port", "--kserve-http-port", "--kv-cache-dtype",
     "--lora-modules", "--lora-separator", "--max-num-seqs", "--mmproj", "--otlp-traces-endpoint", "--port",
     "--quantization", "--reasoning-format", "--ssl-certfile", "--ssl-keyfile", "--tensor-parallel-size",
     "--tritonserver-log-verbose-level",
 }  # fmt: skip
-"""Flags of vLLM, llama-server and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of vLLM, llama-server, Hugging Face's program and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 
