@@ -187,6 +187,9 @@ impl Model {
             named.push(("kv_cache_usage_perc", usage));
             named.push(("kv_cache_utilization", usage));
         }
+        if let Some(tokens) = self.levels.engines.cache_tokens() {
+            named.push(("max_token_capacity", tokens));
+        }
         named
     }
 }
@@ -367,6 +370,8 @@ mod tests {
         engines.add_waiting(1.0);
         engines.add_cache_usage(0.25);
         engines.add_cache_usage(0.75);
+        engines.add_cache_tokens(2048.0);
+        engines.add_cache_tokens(1024.0);
         let mut tracker = Tracker::default();
         let version = ModelSample { engines, ..model(2, 0, 0, 0) };
         let older = ModelSample { id: 2, ..model(0, 0, 0, 0) };
@@ -374,8 +379,10 @@ mod tests {
         assert_eq!(named(&report, "num_requests_waiting"), 6.0);
         assert_eq!(named(&report, "kv_cache_usage_perc"), 0.5);
         assert_eq!(named(&report, "kv_cache_utilization"), 0.5);
+        assert_eq!(named(&report, "max_token_capacity"), 3072.0);
         let report = of(&tracker.add(Instant(2), sample(0, 0, vec![model(2, 0, 0, 0)])), "m");
         assert!(named(&report, "num_requests_waiting").is_nan());
+        assert!(named(&report, "max_token_capacity").is_nan());
     }
 
     #[test]

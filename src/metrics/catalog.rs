@@ -60,7 +60,8 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 /// The gauges of engines that run language models, which their backends record.
-pub const RECORDED_BY_ENGINES: [&str; 3] = [ENGINE_RUNNING, ENGINE_WAITING, ENGINE_CACHE_USAGE];
+pub const RECORDED_BY_ENGINES: [&str; 4] =
+    [ENGINE_RUNNING, ENGINE_WAITING, ENGINE_CACHE_USAGE, ENGINE_CACHE_TOKENS];
 
 /// The gauge of the choices that an engine generates.
 pub const ENGINE_RUNNING: &str = "pharos_llm_running_requests";
@@ -70,6 +71,9 @@ pub const ENGINE_WAITING: &str = "pharos_llm_waiting_requests";
 
 /// The gauge of the used share of an engine's KV cache.
 pub const ENGINE_CACHE_USAGE: &str = "pharos_llm_kv_cache_usage_ratio";
+
+/// The gauge of the tokens for which an engine's KV cache has room.
+pub const ENGINE_CACHE_TOKENS: &str = "pharos_llm_kv_cache_tokens";
 
 named_enum! {
     /// How metrics leave the server: the key `mode` of `metrics.yaml`.

@@ -16,7 +16,7 @@ use pharos_base::id::ModelVersion;
 use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
-use super::catalog::{ENGINE_CACHE_USAGE, ENGINE_WAITING};
+use super::catalog::{ENGINE_CACHE_TOKENS, ENGINE_CACHE_USAGE, ENGINE_WAITING};
 use super::counts::ModelCounts;
 use super::durations::Durations;
 use super::family::{Registry, Series};
@@ -199,6 +199,7 @@ pub struct EngineLevels {
     waiting_engines: u32,
     cache_usage: f64,
     cache_engines: u32,
+    cache_tokens: Option<f64>,
 }
 
 impl EngineLevels {
@@ -214,12 +215,18 @@ impl EngineLevels {
         self.cache_engines += 1;
     }
 
+    /// Adds the tokens for which the KV cache of an engine has room.
+    pub fn add_cache_tokens(&mut self, tokens: f64) {
+        *self.cache_tokens.get_or_insert_default() += tokens;
+    }
+
     /// Adds the engines of another version.
     pub fn add(&mut self, other: Self) {
         self.waiting += other.waiting;
         self.waiting_engines += other.waiting_engines;
         self.cache_usage += other.cache_usage;
         self.cache_engines += other.cache_engines;
+        other.cache_tokens.into_iter().for_each(|tokens| self.add_cache_tokens(tokens));
     }
 
     /// Returns the requests that wait in all engines; `None` if no engine reports them.
@@ -230,6 +237,11 @@ impl EngineLevels {
     /// Returns the mean of the used shares of the KV caches; `None` if no engine reports one.
     pub fn cache_usage(&self) -> Option<f64> {
         (self.cache_engines > 0).then(|| self.cache_usage / f64::from(self.cache_engines))
+    }
+
+    /// Returns the tokens for which the KV caches have room; `None` if no engine reports them.
+    pub fn cache_tokens(&self) -> Option<f64> {
+        self.cache_tokens
     }
 }
 
@@ -376,6 +388,7 @@ impl ModelSeries {
             match series.spec().name.as_str() {
                 ENGINE_WAITING => levels.add_waiting(series.value()),
                 ENGINE_CACHE_USAGE => levels.add_cache_usage(series.value()),
+                ENGINE_CACHE_TOKENS => levels.add_cache_tokens(series.value()),
                 _ => {}
             }
         }

@@ -421,4 +421,5 @@ pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &[
     "pharos_llm_running_requests",
     "pharos_llm_waiting_requests",
     "pharos_llm_kv_cache_usage_ratio",
+    "pharos_llm_kv_cache_tokens",
 ];

@@ -35,7 +35,7 @@ from pharos_worker import metrics
 def initialize(self, args):
     number = args["model_instance_name"].rpartition("_")[2]
     labels = [args["model_name"], args["model_version"], number]
-    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_usage_ratio": 0.25 if number == "0" else 0.75}
+    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_usage_ratio": 0.25 if number == "0" else 0.75, "kv_cache_tokens": 512}
     for name, value in values.items():
         metrics.get_metric(f"pharos_llm_{name}", "gauge").add_or_update(value, labels)
 

@@ -103,6 +103,7 @@ pub(crate) struct Gauges {
     pub(crate) running: Option<Gauge>,
     pub(crate) waiting: Option<Gauge>,
     pub(crate) cache_usage: Option<Gauge>,
+    pub(crate) cache_tokens: Option<Gauge>,
 }
 
 /// Why a choice ended.
@@ -652,6 +653,7 @@ impl<'m> Engine<'m> {
         set(&self.gauges.running, running.count() as f64);
         set(&self.gauges.waiting, self.waiting.len() as f64);
         set(&self.gauges.cache_usage, used as f64 / all as f64);
+        set(&self.gauges.cache_tokens, all as f64);
     }
 }
 

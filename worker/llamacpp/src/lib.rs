@@ -77,6 +77,7 @@ impl Instance {
             running: context.gauge("pharos_llm_running_requests"),
             waiting: context.gauge("pharos_llm_waiting_requests"),
             cache_usage: context.gauge("pharos_llm_kv_cache_usage_ratio"),
+            cache_tokens: context.gauge("pharos_llm_kv_cache_tokens"),
         };
         let (report, loaded) = channel();
         let is_pooling = outputs.embedding.is_some() || outputs.score.is_some();

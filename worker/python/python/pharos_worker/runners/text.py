@@ -306,7 +306,12 @@ def execute(requests, read, run):
 class Gauges:
     """The gauges of an instance."""
 
-    NAMES = ("pharos_llm_running_requests", "pharos_llm_waiting_requests", "pharos_llm_kv_cache_usage_ratio")
+    NAMES = (
+        "pharos_llm_running_requests",
+        "pharos_llm_waiting_requests",
+        "pharos_llm_kv_cache_usage_ratio",
+        "pharos_llm_kv_cache_tokens",
+    )
 
     def __init__(self, args):
         self.series = []
@@ -320,13 +325,13 @@ class Gauges:
         self.at = 0.0
         self.busy = False
 
-    def record(self, now, running, waiting, kv_usage=None):
+    def record(self, now, running, waiting, kv_usage=None, kv_tokens=None):
         """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs."""
         busy = bool(running or waiting)
         if busy and self.busy and now - self.at < SAMPLE_EVERY_S:
             return
         self.at, self.busy = now, busy
-        for series, value in zip(self.series, (running, waiting, kv_usage)):
+        for series, value in zip(self.series, (running, waiting, kv_usage, kv_tokens)):
             if series is not None and value is not None:
                 series.add_or_update(float(value), self.labels)
 

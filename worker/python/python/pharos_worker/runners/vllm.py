@@ -65,12 +65,17 @@ def logger(gauges):
 
     class Logger(StatLoggerBase):
         def __init__(self, config, engine_index=0):
-            pass
+            self.cache = config.cache_config
+
+        def tokens(self):
+            """Returns the tokens for which the KV cache has room, which the engine knows after its start."""
+            blocks = self.cache.num_gpu_blocks
+            return blocks * self.cache.block_size if blocks else None
 
         def record(self, scheduler_stats=None, iteration_stats=None, *_, **__):
             if scheduler_stats is not None:
                 stats, now = scheduler_stats, asyncio.get_running_loop().time()
-                gauges.record(now, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+                gauges.record(now, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage, self.tokens())
 
         def log_engine_initialized(self):
             pass
