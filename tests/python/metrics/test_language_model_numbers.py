@@ -35,7 +35,8 @@ from pharos_worker import metrics
 def initialize(self, args):
     number = args["model_instance_name"].rpartition("_")[2]
     labels = [args["model_name"], args["model_version"], number]
-    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_usage_ratio": 0.25 if number == "0" else 0.75, "kv_cache_tokens": 512}
+    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_tokens": 512}
+    values["kv_cache_usage_ratio"] = 0.25 if number == "0" else 0.75
     for name, value in values.items():
         metrics.get_metric(f"pharos_llm_{name}", "gauge").add_or_update(value, labels)
 
@@ -161,6 +162,7 @@ def test_load_reports_have_the_numbers_of_engines(server):
     eventually("both engines are sampled", lambda: named().get("num_requests_waiting") == 4)
     report = named(stream=False)
     assert report["kv_cache_usage_perc"] == report["kv_cache_utilization"] == 0.5
+    assert report["max_token_capacity"] == 1024
     assert report["num_requests_waiting"] == 4, "two wait in each engine, and none in the queue"
     queued = {dict(labels)["model"]: value for (name, labels), value in server.scrape().items() if name == "pharos_llm_queued_requests"}
     assert queued == {"words": 4}
