@@ -24,7 +24,7 @@ use pharos_os::{blocking, clock};
 use crate::answer::Failure;
 use crate::contract::Prompt;
 use crate::error::ApiError;
-use crate::models::{Models, TextModel};
+use crate::models::{Models, TextModel, check_is_served};
 use crate::options::{MAX_ID_BYTES, RequestOptions};
 use crate::response::Head;
 
@@ -119,6 +119,7 @@ impl Received {
         self.call.name_model(&name, "");
         self.call.forward(&settings.forward, &self.headers)?;
         service.demand(&name, "", 0).await?;
+        check_is_served(&name, &*service.model_config(&name, "")?)?;
         if let Some(version) = &options.version {
             self.edge.check_version(&name, version)?;
         }

@@ -494,6 +494,18 @@ pub(crate) fn is_switched_off(config: &ModelConfig) -> bool {
     config.parameters.get(OPENAI).is_some_and(|value| value == OFF)
 }
 
+/// Refuses a model that OpenAI's API does not serve because of its configuration.
+pub(crate) fn check_is_served(name: &str, config: &ModelConfig) -> Result<(), ApiError> {
+    if !is_switched_off(config) {
+        return Ok(());
+    }
+    let text = format!(
+        "OpenAI's API does not serve the model '{name}': its parameter '{OPENAI}' is '{OFF}'"
+    );
+    let code = Some("model_not_supported");
+    Err(ApiError { code, ..ApiError::invalid_field("model", text) })
+}
+
 fn no_text(name: &str) -> ApiError {
     ApiError {
         code: Some("model_not_supported"),
