@@ -21,7 +21,9 @@ use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{
     self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily,
 };
-use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue, TokenValue};
+use super::source::{
+    HttpClass, Lookup, Stage, StreamValue, TenantValue, TokenDistribution, TokenValue,
+};
 use super::unit::TimeUnit;
 
 /// The type, labels, unit and buckets of a metric in the shipped `metrics.yaml`.
@@ -76,6 +78,10 @@ const fn tagged(value: ModelValue) -> Source {
 
 const fn full(value: ModelValue) -> Source {
     Model(Full, value)
+}
+
+const fn of_tokens(distribution: TokenDistribution) -> Source {
+    tagged(Tokens(TokenValue::Distribution(distribution)))
 }
 
 const fn by_alias(value: ModelValue) -> Source {
@@ -142,8 +148,14 @@ builtins! {
     LlmCachedTokens = "pharos_llm_cached_prompt_tokens_total" tagged(Tokens(TokenValue::Cached));
     LlmGenerationTokens = "pharos_llm_generation_tokens_total" tagged(Tokens(TokenValue::Generated));
     LlmFinished = "pharos_llm_finished_total" tagged(Finished);
-    LlmFirstToken = "pharos_llm_time_to_first_token_seconds" tagged(Tokens(TokenValue::First));
-    LlmInterval = "pharos_llm_inter_token_latency_seconds" tagged(Tokens(TokenValue::Interval));
+    LlmQueued = "pharos_llm_queued_requests" tagged(Tokens(TokenValue::Queued));
+    LlmFirstToken = "pharos_llm_time_to_first_token_seconds" of_tokens(TokenDistribution::First);
+    LlmInterval = "pharos_llm_inter_token_latency_seconds" of_tokens(TokenDistribution::Interval);
+    LlmPerToken = "pharos_llm_time_per_output_token_seconds" of_tokens(TokenDistribution::PerToken);
+    LlmQueueDuration = "pharos_llm_queue_duration_seconds" of_tokens(TokenDistribution::Queue);
+    LlmRequestDuration = "pharos_llm_request_duration_seconds" of_tokens(TokenDistribution::Request);
+    LlmRequestPromptTokens = "pharos_llm_request_prompt_tokens" of_tokens(TokenDistribution::PromptLength);
+    LlmRequestGenerationTokens = "pharos_llm_request_generation_tokens" of_tokens(TokenDistribution::GenerationLength);
     BatchSize = "pharos_batch_size" tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" triton(Quantiles(Stage::Request));
     QueueSummary = "nv_inference_queue_summary_us" triton(Quantiles(Stage::Queue));

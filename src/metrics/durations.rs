@@ -80,13 +80,21 @@ impl Buckets {
     }
 
     pub(super) fn observe(&self, ns: u64) {
+        self.observe_times(ns, 1);
+    }
+
+    /// Records an observation that was made `times` times.
+    pub(super) fn observe_times(&self, ns: u64, times: u64) {
+        if times == 0 {
+            return;
+        }
         if let Some(count) = self.counts.get(self.at(ns)) {
-            count.add(1);
+            count.add(times);
         }
         if let Some(native) = &self.native {
-            native.observe(self.unit.of_ns(ns), 1);
+            native.observe(self.unit.of_ns(ns), times);
         }
-        self.sum_ns.add(ns);
+        self.sum_ns.add(ns.saturating_mul(times));
     }
 
     /// Returns the distribution with the requested details.

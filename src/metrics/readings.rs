@@ -257,7 +257,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         if set == LabelSet::Alias && self.aliases.is_some() {
             return;
         }
-        let ModelReading { series, cells } = model;
+        let ModelReading { series, cells, .. } = model;
         let mut labels = series.labels(set, self.cache.hostname());
         let mut by =
             |label: &'static str, values: &mut dyn Iterator<Item = (&'static str, Reading)>| {
@@ -336,7 +336,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         spec: &MetricSpec,
         value: ModelValue,
     ) -> Option<Reading> {
-        let ModelReading { series, cells } = model;
+        let ModelReading { series, cells, .. } = model;
         let durations = &cells.durations;
         Some(match value {
             ModelValue::Count(count, scale) => scaled(cells.counts.get(count), scale),
@@ -352,6 +352,9 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             }
             ModelValue::Stream(value) if cells.responses.is_on() => {
                 cells.streams.read(value, self.details)?
+            }
+            ModelValue::Tokens(TokenValue::Queued) if cells.tokens.has(TokenValue::Queued) => {
+                Reading::Number(Number::Float(model.queued()))
             }
             ModelValue::Tokens(value) if cells.tokens.has(value) => {
                 cells.tokens.read(value, self.details)?

@@ -629,7 +629,7 @@ pub fn tokens(
     timeline: &Timeline,
     is_whole: bool,
 ) {
-    let added = progress.advance(counts, timeline.received, timeline.request_end, is_whole);
+    let added = progress.advance(counts, timeline, is_whole);
     if let Some(budgets) = series.cells.tenants.budgets_of(tenant) {
         budgets.charge(tenant, added.charged, timeline.request_end);
     }
@@ -662,6 +662,15 @@ pub fn used_up_budget(series: &ModelSeries, tenant: TenantId, now: Instant) -> O
     }
     charge(series, tenant, Usage::rate_limited);
     Some(budget)
+}
+
+/// Counts a request to a model that generates text that has ended successfully, from the request's
+/// reception to the end of `timeline`.
+///
+/// Call once for each request, before its last response is sent.
+pub fn generation_finished(series: &ModelSeries, progress: &TokenProgress, timeline: &Timeline) {
+    let finished = progress.finished(timeline);
+    series.record(move |series| series.cells.tokens.add_finished(finished));
 }
 
 /// Counts a request to a model that generates text that has failed, or whose client has left.

@@ -120,6 +120,8 @@ impl ModelCells {
 pub(super) struct ModelReading {
     pub(super) series: Arc<ModelSeries>,
     pub(super) cells: ModelCells,
+    /// Of the engines of a model that generates text.
+    engines: EngineLevels,
 }
 
 impl ModelReading {
@@ -130,7 +132,14 @@ impl ModelReading {
         for earlier in series.succession.predecessors() {
             cells.add_levels(&earlier.cells);
         }
-        Self { series, cells }
+        let engines =
+            if cells.tokens.is_on() { series.engine_levels() } else { EngineLevels::default() };
+        Self { series, cells, engines }
+    }
+
+    /// Returns the number of requests that wait in the queue of the server or in an engine.
+    pub(super) fn queued(&self) -> f64 {
+        self.cells.pending.get() as f64 + self.engines.waiting().unwrap_or(0.0)
     }
 }
 

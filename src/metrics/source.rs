@@ -150,10 +150,41 @@ pub(super) enum TokenValue {
     Cached,
     /// Generated tokens.
     Generated,
-    /// A histogram of the time to the first token.
+    /// Requests that wait in the queue of the server and in the engines of the model.
+    Queued,
+    /// A histogram.
+    Distribution(TokenDistribution),
+}
+
+/// A histogram of the tokens of a model that generates text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenDistribution {
+    /// The time to the first token.
     First,
-    /// A histogram of the time between two consecutive tokens of a request.
+    /// The time between two consecutive tokens of a request.
     Interval,
+    /// The mean of these times of each finished request.
+    PerToken,
+    /// The time from the arrival of a finished request to its execution.
+    Queue,
+    /// The time from the arrival of a finished request to its end.
+    Request,
+    /// The tokens of the prompt of a finished request.
+    PromptLength,
+    /// The tokens that a finished request has generated.
+    GenerationLength,
+}
+
+impl TokenDistribution {
+    pub(super) const ALL: [Self; 7] = [
+        Self::First,
+        Self::Interval,
+        Self::PerToken,
+        Self::Queue,
+        Self::Request,
+        Self::PromptLength,
+        Self::GenerationLength,
+    ];
 }
 
 /// The unit in which a count is shown.

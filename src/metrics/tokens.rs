@@ -4,14 +4,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use pharos_base::timeline::Instant;
+use pharos_base::timeline::{Instant, Timeline};
 
 use super::atomic::Count;
 use super::durations::{Buckets, copy_of, definition};
 use super::family::Registry;
 use super::labels::FinishReason;
 use super::reading::{Details, Number, Reading};
-use super::source::{ModelValue, TokenValue};
+use super::source::{ModelValue, TokenDistribution, TokenValue};
 
 /// The most tokens of one response whose times are observed one by one: a model reports the number.
 const MAX_OBSERVED: u64 = 4096;
@@ -61,10 +61,32 @@ impl Finished {
 #[derive(Debug, Default)]
 pub struct TokenProgress {
     is_prompt_counted: AtomicBool,
+    /// The tokens of the prompt.
+    prompt: AtomicU64,
     /// What the budget of the tenant was charged for the prompt by an estimate.
     estimated_prompt: AtomicU64,
-    /// The arrival of the latest response with tokens; 0 before the first.
+    /// The start of the execution that made the first response; 0 before it.
+    started: AtomicU64,
+    /// The arrivals of the first and of the latest response with tokens; 0 before the first.
+    first: AtomicU64,
     latest: AtomicU64,
+    /// The generated tokens.
+    generated: AtomicU64,
+    /// Those after the first response with tokens.
+    later: AtomicU64,
+}
+
+/// What a finished request adds to the distributions of its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FinishedRequest {
+    queue_ns: u64,
+    request_ns: u64,
+    /// `None` if no response had the number.
+    prompt: Option<u64>,
+    /// `None` if no response had a token.
+    generated: Option<u64>,
+    /// The mean time between two tokens, if there are several responses with tokens.
+    per_token_ns: Option<u64>,
 }
 
 /// What a response adds to the tokens of its model.
@@ -84,20 +106,24 @@ pub(super) struct AddedTokens {
 }
 
 impl TokenProgress {
-    /// Takes a response that arrived at `now` to a request that arrived at `received`. The times of
-    /// tokens are unknown if one response has the whole output.
+    /// Takes a response that arrived at the end of `timeline`, which begins with the arrival of the
+    /// request. The times of tokens are unknown if one response has the whole output.
     pub(super) fn advance(
         &self,
         counts: TokenCounts,
-        received: Instant,
-        now: Instant,
+        timeline: &Timeline,
         is_whole: bool,
     ) -> AddedTokens {
+        let now = timeline.request_end;
         let mut added = AddedTokens { finished: counts.finished, ..AddedTokens::default() };
+        if self.started.load(Ordering::Relaxed) == 0 {
+            self.started.store(timeline.compute.start.0, Ordering::Relaxed);
+        }
         if let Some(prompt) = counts.prompt
             && !self.is_prompt_counted.swap(true, Ordering::Relaxed)
         {
             added.prompt = prompt;
+            self.prompt.store(prompt, Ordering::Relaxed);
             added.cached = counts.cached.unwrap_or(0).min(prompt);
         }
         added.generated = counts.generated.unwrap_or(0);
@@ -105,17 +131,38 @@ impl TokenProgress {
         if added.generated == 0 {
             return added;
         }
+        // A model reports the number: sums must not wrap around.
+        add_up(&self.generated, added.generated);
         let latest = self.latest.swap(now.0, Ordering::Relaxed);
         if latest == 0 {
+            self.first.store(now.0, Ordering::Relaxed);
             if !is_whole || added.generated == 1 {
-                added.first_ns = Some(now.ns_since(received));
+                added.first_ns = Some(now.ns_since(timeline.received));
             }
             // Nothing is known about the times of the other tokens of the first response.
             return added;
         }
+        add_up(&self.later, added.generated);
         added.intervals = added.generated.min(MAX_OBSERVED);
         added.interval_ns = now.ns_since(Instant(latest)) / added.generated;
         added
+    }
+
+    /// Returns what the request adds that has ended successfully at the end of `timeline`.
+    pub(super) fn finished(&self, timeline: &Timeline) -> FinishedRequest {
+        let started = match self.started.load(Ordering::Relaxed) {
+            0 => timeline.compute.start,
+            started => Instant(started),
+        };
+        let latest = Instant(self.latest.load(Ordering::Relaxed));
+        let since_first = latest.ns_since(Instant(self.first.load(Ordering::Relaxed)));
+        FinishedRequest {
+            queue_ns: started.ns_since(timeline.received),
+            request_ns: timeline.request_end.ns_since(timeline.received),
+            prompt: self.has_prompt().then(|| self.prompt.load(Ordering::Relaxed)),
+            generated: self.has_token().then(|| self.generated.load(Ordering::Relaxed)),
+            per_token_ns: since_first.checked_div(self.later.load(Ordering::Relaxed)),
+        }
     }
 
     /// Returns whether a response had the number of tokens of the prompt.
@@ -164,9 +211,8 @@ pub(super) struct TokenCells {
     generated: Count,
     /// Choices that have ended, by [`FinishReason`].
     finished: [Count; FinishReason::ALL.len()],
-    /// Created when a definition first enables the metric.
-    first: OnceLock<Buckets>,
-    interval: OnceLock<Buckets>,
+    /// Each is created when a definition first enables its metric.
+    distributions: [OnceLock<Buckets>; TokenDistribution::ALL.len()],
 }
 
 impl TokenCells {
@@ -200,20 +246,24 @@ impl TokenCells {
             cached: self.cached.clone(),
             generated: self.generated.clone(),
             finished: self.finished.clone(),
-            first: copy(&self.first),
-            interval: copy(&self.interval),
+            distributions: self.distributions.each_ref().map(copy),
         }
     }
 
     /// Creates the histograms that are defined and missing. `own` are the model's own buckets, by
     /// metric name.
     pub(super) fn define(&self, registry: &Registry, own: &[(String, Vec<f64>)]) {
-        for (value, distribution) in
-            [(TokenValue::First, &self.first), (TokenValue::Interval, &self.interval)]
-        {
-            if let Some((spec, unit)) = definition(registry, ModelValue::Tokens(value)) {
-                distribution.get_or_init(|| Buckets::new(own, &spec, unit));
+        for (distribution, slot) in TokenDistribution::ALL.into_iter().zip(&self.distributions) {
+            let value = ModelValue::Tokens(TokenValue::Distribution(distribution));
+            if let Some((spec, unit)) = definition(registry, value) {
+                slot.get_or_init(|| Buckets::new(own, &spec, unit));
             }
+        }
+    }
+
+    fn observe(&self, distribution: TokenDistribution, value: u64, times: u64) {
+        if let Some(buckets) = self.distributions[distribution as usize].get() {
+            buckets.observe_times(value, times);
         }
     }
 
@@ -225,11 +275,24 @@ impl TokenCells {
         for (count, finished) in self.finished.iter().zip(added.finished.0) {
             count.add(finished);
         }
-        if let (Some(ns), Some(first)) = (added.first_ns, self.first.get()) {
-            first.observe(ns);
+        if let Some(ns) = added.first_ns {
+            self.observe(TokenDistribution::First, ns, 1);
         }
-        if let Some(interval) = self.interval.get() {
-            (0..added.intervals).for_each(|_| interval.observe(added.interval_ns));
+        self.observe(TokenDistribution::Interval, added.interval_ns, added.intervals);
+    }
+
+    /// Counts a request that has ended successfully.
+    pub(super) fn add_finished(&self, request: FinishedRequest) {
+        self.observe(TokenDistribution::Queue, request.queue_ns, 1);
+        self.observe(TokenDistribution::Request, request.request_ns, 1);
+        for (distribution, value) in [
+            (TokenDistribution::PromptLength, request.prompt),
+            (TokenDistribution::GenerationLength, request.generated),
+            (TokenDistribution::PerToken, request.per_token_ns),
+        ] {
+            if let Some(value) = value {
+                self.observe(distribution, value, 1);
+            }
         }
     }
 
@@ -246,17 +309,23 @@ impl TokenCells {
 
     pub(super) fn read(&self, value: TokenValue, details: Details) -> Option<Reading> {
         let whole = |count: &Count| Some(Reading::Number(Number::Whole(count.get())));
-        let histogram = |distribution: &OnceLock<Buckets>| {
-            Some(Reading::Histogram(distribution.get()?.read(details)))
-        };
         match value {
             TokenValue::Prompt => whole(&self.prompt),
             TokenValue::Cached => whole(&self.cached),
             TokenValue::Generated => whole(&self.generated),
-            TokenValue::First => histogram(&self.first),
-            TokenValue::Interval => histogram(&self.interval),
+            // The gauges of engines are not in these cells.
+            TokenValue::Queued => None,
+            TokenValue::Distribution(distribution) => {
+                let buckets = self.distributions[distribution as usize].get()?;
+                Some(Reading::Histogram(buckets.read(details)))
+            }
         }
     }
+}
+
+fn add_up(sum: &AtomicU64, tokens: u64) {
+    let before = sum.load(Ordering::Relaxed);
+    sum.store(before.saturating_add(tokens), Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -265,6 +334,14 @@ mod tests {
 
     fn counts(cells: &TokenCells) -> [u64; 3] {
         [&cells.prompt, &cells.cached, &cells.generated].map(Count::get)
+    }
+
+    /// Of a request that arrived at 1, began at 5, and has a response at `now`.
+    fn timeline(now: u64) -> Timeline {
+        let mut timeline = Timeline { received: Instant(1), ..Timeline::default() };
+        timeline.compute.start = Instant(5);
+        timeline.request_end = Instant(now);
+        timeline
     }
 
     #[test]
@@ -278,11 +355,11 @@ mod tests {
             ..TokenCounts::default()
         };
         for now in [10, 20, 30] {
-            cells.add(progress.advance(response, Instant(1), Instant(now), false));
+            cells.add(progress.advance(response, &timeline(now), false));
         }
         // No more tokens can have been in a cache than the prompt has.
         assert_eq!(counts(&cells), [7, 7, 6]);
-        cells.add(progress.advance(TokenCounts::default(), Instant(1), Instant(40), false));
+        cells.add(progress.advance(TokenCounts::default(), &timeline(40), false));
         assert_eq!(counts(&cells), [7, 7, 6]);
     }
 
@@ -291,7 +368,7 @@ mod tests {
         let estimated = EstimatedTokens { prompt: 5, generated: 2 };
         let charged = |progress: &TokenProgress, prompt, generated| {
             let counts = TokenCounts { prompt, generated, estimated, ..Default::default() };
-            progress.advance(counts, Instant(1), Instant(2), false).charged
+            progress.advance(counts, &timeline(2), false).charged
         };
         let counted = TokenProgress::default();
         assert_eq!([7, 1].map(|prompt| charged(&counted, Some(prompt), Some(3))), [10, 3]);
@@ -306,11 +383,11 @@ mod tests {
     fn the_tokens_of_a_response_share_its_time() {
         let progress = TokenProgress::default();
         let tokens = |generated| TokenCounts { generated: Some(generated), ..Default::default() };
-        let first = progress.advance(tokens(1), Instant(1), Instant(11), false);
+        let first = progress.advance(tokens(1), &timeline(11), false);
         assert_eq!((first.first_ns, first.intervals), (Some(10), 0));
-        let later = progress.advance(tokens(4), Instant(1), Instant(31), false);
+        let later = progress.advance(tokens(4), &timeline(31), false);
         assert_eq!((later.first_ns, later.intervals, later.interval_ns), (None, 4, 5));
-        let huge = progress.advance(tokens(u64::MAX), Instant(1), Instant(32), true);
+        let huge = progress.advance(tokens(u64::MAX), &timeline(32), true);
         assert_eq!(huge.intervals, MAX_OBSERVED);
     }
 
@@ -319,12 +396,48 @@ mod tests {
         let mut whole =
             TokenCounts { prompt: Some(1), generated: Some(9), ..TokenCounts::default() };
         whole.finished.add(FinishReason::Length);
-        let added = TokenProgress::default().advance(whole, Instant(1), Instant(10), true);
+        let added = TokenProgress::default().advance(whole, &timeline(10), true);
         assert_eq!((added.generated, added.first_ns, added.intervals), (9, None, 0));
         let cells = TokenCells::default();
         cells.add(added);
         cells.failed(FinishReason::Abort);
         let finished: Vec<_> = cells.finished().filter(|(_, count)| *count > 0).collect();
         assert_eq!(finished, [("length", 1), ("abort", 1)]);
+    }
+
+    #[test]
+    fn a_finished_request_has_its_numbers() {
+        let tokens = |prompt, generated| TokenCounts { prompt, generated, ..Default::default() };
+        let stream = TokenProgress::default();
+        stream.advance(tokens(Some(7), Some(2)), &timeline(11), false);
+        stream.advance(tokens(Some(7), Some(3)), &timeline(31), false);
+        stream.advance(tokens(None, Some(1)), &timeline(51), false);
+        // A later execution of the request.
+        let mut end = timeline(60);
+        end.compute.start = Instant(55);
+        let expected = FinishedRequest {
+            queue_ns: 4,
+            request_ns: 59,
+            prompt: Some(7),
+            generated: Some(6),
+            // Four tokens followed the first response, in 40 ns.
+            per_token_ns: Some(10),
+        };
+        assert_eq!(stream.finished(&end), expected);
+        let whole = TokenProgress::default();
+        whole.advance(tokens(Some(7), Some(u64::MAX)), &timeline(11), true);
+        let found = whole.finished(&timeline(11));
+        assert_eq!((found.generated, found.per_token_ns), (Some(u64::MAX), None));
+        // A model that does not count its tokens.
+        let uncounted = TokenProgress::default();
+        uncounted.advance(tokens(None, None), &timeline(11), true);
+        let expected = FinishedRequest {
+            queue_ns: 4,
+            request_ns: 10,
+            prompt: None,
+            generated: None,
+            per_token_ns: None,
+        };
+        assert_eq!(uncounted.finished(&timeline(11)), expected);
     }
 }

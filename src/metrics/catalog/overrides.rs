@@ -178,7 +178,7 @@ mod tests {
         let names = names(&catalog);
         assert_eq!(
             names.iter().filter(|name| name.contains("_request_duration")).collect::<Vec<_>>(),
-            [&"pharos_request_duration_seconds"]
+            [&"pharos_request_duration_seconds", &"pharos_llm_request_duration_seconds"]
         );
     }
 

@@ -43,6 +43,27 @@ def initialize(self, args):
 TritonPythonModel.initialize = initialize
 """
 
+# A model whose vectors are the numbers of words.
+VECTORS_CONFIG = """backend: "python"
+max_batch_size: 8
+input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "embedding" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU }
+"""
+VECTORS = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "text").as_numpy()) for request in requests]
+
+    def answer(self, texts):
+        words = np.array([[len(text.split())] for text in texts.ravel()])
+        outputs = {"embedding": words.astype(np.float32), "num_input_tokens": words.astype(np.uint32)}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
+"""
+
 
 @pytest.fixture
 def server(start, tmp_path):
@@ -96,6 +117,20 @@ def test_objectives_on_tokens(server):
     assert all_requests["words", "chat", "inter_token_latency"] == 10
 
 
+def test_tokens_of_a_batch_of_texts(start, tmp_path):
+    """A model that makes vectors of several texts at once counts the tokens of each, in the usage and in the metrics."""
+    model = tmp_path / "models/vectors"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(VECTORS_CONFIG)
+    (model / "1/model.py").write_text(VECTORS)
+    server = start([], repository=tmp_path / "models")
+    status, text = server.ask("POST", "/v1/embeddings", json.dumps({"model": "vectors", "input": ["one two", "three", "four five six"]}))
+    answer = json.loads(text)
+    assert status == 200 and [entry["embedding"] for entry in answer["data"]] == [[2.0], [1.0], [3.0]]
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert total(server.scrape(), "pharos_llm_prompt_tokens_total", model="vectors") == 6
+
+
 @needs_prometheus
 def test_the_rules_of_tokens(tmp_path):
     """promtool accepts the rules, and the alert of the first tokens fires."""
@@ -127,6 +162,8 @@ def test_load_reports_have_the_numbers_of_engines(server):
     report = named(stream=False)
     assert report["kv_cache_usage_perc"] == report["kv_cache_utilization"] == 0.5
     assert report["num_requests_waiting"] == 4, "two wait in each engine, and none in the queue"
+    queued = {dict(labels)["model"]: value for (name, labels), value in server.scrape().items() if name == "pharos_llm_queued_requests"}
+    assert queued == {"words": 4}
     assert named()["kv_cache_usage_perc"] == 0.5
     status, _, headers = complete(server, stream=False)
     assert status == 200 and orca.RESPONSE not in headers

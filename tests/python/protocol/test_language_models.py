@@ -235,13 +235,23 @@ def test_every_token_is_counted_once(start):
         # Two streams of three tokens, and one with a single token.
         assert total(metrics, "pharos_llm_time_to_first_token_seconds_count", model="words") == 3
         assert total(metrics, "pharos_llm_inter_token_latency_seconds_count", model="words") == 4
+        of_requests = lambda name: total(metrics, f"pharos_llm_{name}", model="words")
+        assert of_requests("time_per_output_token_seconds_count") == 2
+        finished = total(metrics, "nv_inference_request_success", model="words")
+        for name in ("queue_duration_seconds", "request_duration_seconds", "request_prompt_tokens", "request_generation_tokens"):
+            assert of_requests(f"{name}_count") == finished, name
+        assert of_requests("request_prompt_tokens_sum") == prompt
+        assert of_requests("request_generation_tokens_sum") == generated
+        assert 0 < of_requests("queue_duration_seconds_sum") < of_requests("request_duration_seconds_sum")
         stream = chat(client, of_words("w " * 100), stream=True, extra_body={"vllm_xargs": {"delay_ms": 50}}, max_tokens=100)
         chunks = iter(stream)
         read = sum(1 for _ in zip(range(4), chunks)) - 1
         stream.close()
     cancelled = lambda: total(server.scrape(), "nv_inference_request_failure", model="words", reason="CANCELED")
     eventually("the request is cancelled", cancelled)
-    more = total(server.scrape(), "pharos_llm_generation_tokens_total", model="words") - generated
+    metrics = server.scrape()
+    assert of_requests("request_duration_seconds_count") == finished, "a cancelled request is not finished"
+    more = total(metrics, "pharos_llm_generation_tokens_total", model="words") - generated
     assert read <= more < 100, "the tokens of the cancelled request are not counted"
 
 

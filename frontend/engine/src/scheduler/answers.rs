@@ -54,7 +54,7 @@ impl Driver {
                     Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
                 self.record(&request.batched, answer, timeline, request.sender.is_closed());
                 if let Ok(response) = &answer {
-                    self.count_tokens(response, &request.batched, &TokenProgress::default(), true);
+                    self.count_whole(response, &request.batched);
                 }
                 if let (Some(times), Ok(response)) =
                     (misses.get(position).copied().flatten(), answer)
@@ -97,7 +97,7 @@ impl Driver {
                 timeline = response.timeline;
             }
             if let Ok(response) = &answer {
-                self.count_tokens(response, &batched, &TokenProgress::default(), true);
+                self.count_whole(response, &batched);
             }
             self.record_one(&batched, &answer, &timeline, request.sender.is_closed());
         }
@@ -210,6 +210,20 @@ impl Driver {
             }
         }
         Ok(responses)
+    }
+
+    /// Counts the tokens of the only response to a request, and the end of the request.
+    fn count_whole(&self, response: &InferResponse, batched: &BatchedRequest) {
+        let progress = TokenProgress::default();
+        self.count_tokens(response, batched, &progress, true);
+        self.count_finished(&progress, &response.timeline);
+    }
+
+    /// Counts the end of a request that succeeded if the model generates text.
+    pub(super) fn count_finished(&self, progress: &TokenProgress, timeline: &Timeline) {
+        if self.generates_text {
+            record::generation_finished(&self.series, progress, timeline);
+        }
     }
 
     /// Counts the tokens of a response if the model has tokens. `is_whole` says that it is the

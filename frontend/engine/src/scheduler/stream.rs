@@ -596,7 +596,10 @@ impl Driver {
                     let ns = timeline.request_ns();
                     self.record_failed_after(&batched, error, ns, flow.tokens.has_token());
                 }
-                None => self.record_one(&batched, &answer, &timeline, is_abandoned),
+                None => {
+                    self.record_one(&batched, &answer, &timeline, is_abandoned);
+                    self.count_finished(&flow.tokens, &timeline);
+                }
             }
         }
         drop(transaction);
