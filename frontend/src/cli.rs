@@ -338,7 +338,8 @@ pub struct Metrics {
     /// File that defines the metrics [default: the built-in metrics.yaml], or a setting that
     /// overrides it: KEY=VALUE. May be repeated, or given as a list separated by ';'. Settings:
     /// counter_latencies, histogram_latencies, summary_latencies (BOOL), summary_quantiles (for
-    /// example 0.5:0.05,0.9:0.01). SIGHUP reloads the file
+    /// example 0.5:0.05,0.9:0.01), also_as (vllm: vLLM's names for the metrics of language
+    /// models). SIGHUP reloads the file
     #[arg(
         id = "metrics-config", long = "metrics-config", value_name = "FILE|SETTING",
         env = "PHAROS_METRICS_CONFIG",

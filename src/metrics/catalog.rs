@@ -16,6 +16,7 @@ mod parse;
 pub mod slo_rules;
 mod slos;
 mod tenants;
+mod vllm_names;
 mod warnings;
 mod worker_labels;
 
@@ -27,7 +28,8 @@ use default_buckets::default_buckets;
 use names::Names;
 
 pub use super::kind::Kind;
-pub use also_as::OtherName;
+pub(super) use also_as::relabelled;
+pub use also_as::{LabelValue, OtherLabel, OtherName};
 #[cfg(test)]
 pub(super) use default_buckets::MILLISECOND_BUCKETS;
 pub use difference::Difference;
@@ -58,8 +60,10 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 /// The gauges of engines that run language models, which their backends record.
-pub const RECORDED_BY_ENGINES: [&str; 3] =
-    ["pharos_llm_running_requests", ENGINE_WAITING, ENGINE_CACHE_USAGE];
+pub const RECORDED_BY_ENGINES: [&str; 3] = [ENGINE_RUNNING, ENGINE_WAITING, ENGINE_CACHE_USAGE];
+
+/// The gauge of the choices that an engine generates.
+pub const ENGINE_RUNNING: &str = "pharos_llm_running_requests";
 
 /// The gauge of the requests that wait in an engine.
 pub const ENGINE_WAITING: &str = "pharos_llm_waiting_requests";
@@ -198,7 +202,7 @@ impl MetricSpec {
         self.builtin.and_then(Builtin::time_unit).or_else(|| TimeUnit::from_name(&self.unit))
     }
 
-    /// Returns the definition under a further name, with the unit of that name.
+    /// Returns the definition under a further name, with the unit and the labels of that name.
     pub(super) fn renamed(&self, other: &OtherName) -> Self {
         let name = other.name.clone();
         let unit = other.unit.as_ref().unwrap_or(&self.unit).clone();
@@ -206,7 +210,8 @@ impl MetricSpec {
             Some(unit) => format!("Other name of {}, in {unit}", self.name),
             None => format!("Other name of {}", self.name),
         };
-        Self { name, unit, help, also_as: Vec::new(), ..self.clone() }
+        let dimensions = other.dimensions(&self.dimensions);
+        Self { name, unit, help, dimensions, also_as: Vec::new(), ..self.clone() }
     }
 
     /// Creates the definition of a metric from its first sample.
@@ -882,6 +887,48 @@ model_metrics:
     }
 
     #[test]
+    fn errors_of_labels_of_further_names_say_what_is_allowed() {
+        let of = |labels: &str, dimensions: &str| {
+            format!(
+                "model_metrics:\n  histogram:\n    - {{name: a, unit: ms, dimensions: \
+                 [{dimensions}], also_as: {{name: b, labels: {labels}}}}}\n"
+            )
+        };
+        let wrong = |labels: &str, expected: &str| check(&of(labels, "shop, till"), expected);
+        assert!(Catalog::parse(&of("{till: shop, shop: till}", "shop, till"), "m").is_ok());
+        assert!(Catalog::parse(&of("{shop: shop, s: shop, t: {value: x}}", "shop"), "m").is_ok());
+        wrong(
+            "{store: shpo}",
+            "the label `store` of `b` in `also_as` has its value from `shpo`, which is not a label \
+             of `a`: allowed are `shop`, `till`; a fixed text is {value: TEXT}",
+        );
+        wrong(
+            "{till: shop}",
+            "the label `till` of `b` in `also_as` collides with the label `till` of `a`; give that \
+             label another name in `labels`",
+        );
+        wrong("{Till: {value: x}}", "collides with the label `till` of `a`");
+        wrong("{le: shop}", "is reserved for the buckets of the histogram");
+        wrong("{Hostname: shop}", "is reserved for the host; add `Hostname` to the dimensions of");
+        wrong("{2s: shop}", "`2s` is not a valid label name");
+        wrong("{s: shop, S: till}", "labels `s` and `S` differ only in case");
+        wrong("{s: {value: ''}}", "`` is not a valid text of a label; allowed are 1 to 255 bytes");
+        wrong("{s: {text: x}}", "unknown key `text`; allowed are `value`");
+        wrong("{s: {}}", "the text of a label has no `value`");
+        wrong("{s: [shop]}", "found a list where a label of the metric, or a text as");
+        wrong("[shop]", "found a list where a mapping of label names to labels of the metric is");
+        let built_in = |label: &str| {
+            format!(
+                "ts_metrics:\n  counter:\n    - {{name: nv_inference_count, unit: Count, \
+                 dimensions: [model, version], also_as: {{name: b, labels: {{{label}: model}}}}}}\n"
+            )
+        };
+        for label in ["namespace", "_team"] {
+            check(&built_in(label), "series of models have `namespace` and labels");
+        }
+    }
+
+    #[test]
     fn errors_of_further_names_say_what_collides() {
         let metric = |entry: &str| {
             format!("model_metrics:\n  histogram:\n    - {{name: a, unit: ms, also_as: {entry}}}\n")
@@ -915,7 +962,10 @@ model_metrics:
         check(&metric("__b"), "`__b` begins with `__`, which is reserved");
         check(&metric("'2 b'"), "`2 b` is not a valid metric name");
         check(&metric("{unit: ms}"), "an entry of `also_as` has no name");
-        check(&metric("{name: b, help: x}"), "unknown key `help`; allowed are `name`, `unit`");
+        check(
+            &metric("{name: b, help: x}"),
+            "unknown key `help`; allowed are `name`, `unit`, `labels`",
+        );
         check(
             &metric("{name: b, unit: Pieces}"),
             "`Pieces` is not a unit of time; allowed are `Nanoseconds`, ",

@@ -13,7 +13,7 @@ use pharos_base::timeline::SendReason;
 use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
-use super::catalog::{Catalog, Kind, MetricSpec, Views};
+use super::catalog::{Catalog, Kind, MetricSpec, OtherLabel, Views, relabelled};
 use super::counts::ModelCounts;
 use super::durations::own_or_defined;
 pub use super::family::Family;
@@ -32,8 +32,10 @@ pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
 #[derive(Clone, Debug)]
 pub struct Named {
     family: Arc<Family>,
-    /// The definition with this name and its unit.
+    /// The definition with this name, its unit and its labels.
     spec: Arc<MetricSpec>,
+    /// The labels that differ from those of the family.
+    labels: Vec<OtherLabel>,
     /// The power of ten by which values are multiplied for this unit.
     digits: i32,
 }
@@ -140,11 +142,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             all.push(Named {
                 family: Arc::clone(family),
                 spec: Arc::clone(&family.spec),
+                labels: Vec::new(),
                 digits: 0,
             });
             all.extend(family.spec.also_as.iter().map(|other| {
                 let spec = Arc::new(family.spec.renamed(other));
-                Named { family: Arc::clone(family), spec, digits: other.digits }
+                let labels = other.labels.clone();
+                Named { family: Arc::clone(family), spec, labels, digits: other.digits }
             }));
         }
         all
@@ -157,7 +161,12 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             if omit_idle && reading.is_idle() {
                 return;
             }
-            visit(labels, if named.digits == 0 { reading } else { reading.shifted(named.digits) });
+            let reading = if named.digits == 0 { reading } else { reading.shifted(named.digits) };
+            if named.labels.is_empty() {
+                visit(labels, reading);
+            } else {
+                visit(&relabelled(&named.labels, labels), reading);
+            }
         });
     }
 

@@ -1,8 +1,8 @@
 //! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
 use super::{
-    Catalog, Kind, MetricSpec, NativeSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section,
-    Views,
+    Catalog, Kind, LabelValue, MetricSpec, NativeSpec, OtherLabel, OtherName, RECORDED_BY_WORKER,
+    STATE_BYTES, Section, Views,
 };
 
 /// The formats of a list.
@@ -178,7 +178,11 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
             if !spec.also_as.is_empty() {
                 let names = spec.also_as.iter().map(|other| {
                     let unit = other.unit.as_ref().unwrap_or(&spec.unit);
-                    serde_json::json!({ "name": other.name, "unit": unit })
+                    let mut object = serde_json::json!({ "name": other.name, "unit": unit });
+                    if !other.labels.is_empty() {
+                        object["labels"] = other.labels.iter().map(label).collect();
+                    }
+                    object
                 });
                 object["also_as"] = names.collect();
             }
@@ -186,6 +190,15 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
         })
         .collect();
     format!("{:#}\n", serde_json::Value::Array(list))
+}
+
+/// Returns a label of a further name as the file writes it.
+fn label(label: &OtherLabel) -> (String, serde_json::Value) {
+    let value = match &label.value {
+        LabelValue::Of(own) => own.clone().into(),
+        LabelValue::Text(text) => serde_json::json!({ "value": text }),
+    };
+    (label.name.clone(), value)
 }
 
 fn native(spec: NativeSpec) -> serde_json::Value {
@@ -207,7 +220,8 @@ ts_metrics:
 model_metrics:
   histogram:
     - {name: Size, unit: B, buckets: [1, 2.5], native: true, modes: [prometheus], help: 'a | b'}
-    - {name: Wait, unit: s, buckets: [1], also_as: [wait, {name: wait_ms, unit: ms}], help: \
+    - {name: Wait, unit: s, buckets: [1], dimensions: [shop], also_as: [wait, {name: wait_ms, \
+                        unit: ms, labels: {store: shop, kind: {value: a}}}], help: \
                         Waiting}
 ";
 
@@ -218,7 +232,7 @@ model_metrics:
 NAME            TYPE       UNIT     DIMENSIONS      MODES  ON   RECORDED BY  HELP
 CPUUtilization  gauge      Percent  Level,Hostname  tslog  on   server       CPU
 Size            histogram  B                               on   models       a | b
-Wait            histogram  s                        tslog  on   models       Waiting; also as \
+Wait            histogram  s        shop            tslog  on   models       Waiting; also as \
                         wait, wait_ms (ms)
 Own             gauge      ms                       tslog  off  programs     Own (ms)
 ";
@@ -232,8 +246,11 @@ Own             gauge      ms                       tslog  off  programs     Own
         let json: serde_json::Value = serde_json::from_str(&list(&catalog, Form::Json)).unwrap();
         assert_eq!(json[1]["buckets"], serde_json::json!([1.0, 2.5]));
         assert_eq!((&json[0]["modes"][0], &json[3]["enabled"]), (&"tslog".into(), &false.into()));
-        let names =
-            serde_json::json!([{"name": "wait", "unit": "s"}, {"name": "wait_ms", "unit": "ms"}]);
+        let labels = serde_json::json!({"store": "shop", "kind": {"value": "a"}});
+        let names = serde_json::json!([
+            {"name": "wait", "unit": "s"},
+            {"name": "wait_ms", "unit": "ms", "labels": labels}
+        ]);
         assert_eq!((&json[1]["also_as"], &json[2]["also_as"]), (&serde_json::Value::Null, &names));
         assert_eq!((&json[1]["native"]["schema"], json[0].get("native")), (&3.into(), None));
         let expected = "3 metrics (0 counters, 1 gauges, 2 histograms, 0 summaries), 1 switched \

@@ -124,6 +124,15 @@ pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns the label that a scrape adds to the samples of a type, and what it distinguishes.
+pub(super) fn reserved_label(kind: Kind) -> Option<(&'static str, &'static str)> {
+    match kind {
+        Kind::Histogram => Some(("le", "buckets of the histogram")),
+        Kind::Summary => Some(("quantile", "quantiles of the summary")),
+        Kind::Counter | Kind::Gauge => None,
+    }
+}
+
 /// Shortens a text from the file for a message.
 pub(super) fn shortened(text: &str) -> String {
     let mut chars = text.chars();

@@ -1,7 +1,7 @@
 //! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the
 //! mode.
 
-use super::{Catalog, Kind, Mode};
+use super::{Catalog, Kind, Mode, vllm_names};
 use crate::builtin::Builtin;
 
 /// One `KEY=VALUE`, with Triton's keys.
@@ -16,12 +16,19 @@ pub enum Setting {
     SummaryLatencies(bool),
     /// `summary_quantiles`: the quantiles, ascending, between 0 and 1.
     SummaryQuantiles(Vec<f64>),
+    /// `also_as=vllm`: the metrics of language models have vLLM's names and labels as well.
+    VllmNames,
 }
 
 impl Setting {
     /// The allowed keys.
-    pub const KEYS: [&str; 4] =
-        ["counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"];
+    pub const KEYS: [&str; 5] = [
+        "counter_latencies",
+        "histogram_latencies",
+        "summary_latencies",
+        "summary_quantiles",
+        "also_as",
+    ];
 
     /// Parses a setting.
     ///
@@ -40,6 +47,8 @@ impl Setting {
             "histogram_latencies" => switch().map(Self::HistogramLatencies),
             "summary_latencies" => switch().map(Self::SummaryLatencies),
             "summary_quantiles" => quantiles(value).map(Self::SummaryQuantiles),
+            "also_as" if value.eq_ignore_ascii_case("vllm") => Ok(Self::VllmNames),
+            "also_as" => Err(format!("also_as is '{value}'; allowed is vllm")),
             _ => Err(format!(
                 "unknown setting '{key}'; allowed are {}, or a file",
                 Self::KEYS.join(", ")
@@ -62,6 +71,11 @@ impl Setting {
                 .fold(catalog, |catalog, summary| {
                     catalog.with_quantiles(summary.name(), quantiles)
                 }),
+            Self::VllmNames => {
+                vllm_names::names().iter().fold(catalog, |catalog, (metric, names)| {
+                    vllm_names::added(switched(catalog, metric, true), metric, names)
+                })
+            }
         }
     }
 }
@@ -211,6 +225,51 @@ mod tests {
     }
 
     #[test]
+    fn metrics_of_language_models_get_the_names_and_labels_of_vllm() {
+        let dimensions = |catalog: &Catalog, metric: &str| {
+            let spec = catalog.find(metric).unwrap().1;
+            let shown = spec
+                .also_as
+                .iter()
+                .map(|other| format!("{}{:?}", other.name, other.dimensions(&spec.dimensions)));
+            shown.collect::<Vec<_>>().join(" ")
+        };
+        // Twice is as once.
+        let catalog = applied(Catalog::shipped(), &[("also_as", "vllm"), ("also_as", "vLLM")]);
+        for (metric, expected) in [
+            (
+                "pharos_llm_running_requests",
+                r#"vllm:num_requests_running["model_name", "version", "instance", "engine"]"#,
+            ),
+            (
+                "pharos_llm_cached_prompt_tokens_total",
+                r#"vllm:prompt_tokens_cached_total["model_name", "version", "engine"] vllm:prefix_cache_hits_total["model_name", "version", "engine"]"#,
+            ),
+            (
+                "pharos_llm_finished_total",
+                r#"vllm:request_success_total["model_name", "version", "finished_reason", "engine"]"#,
+            ),
+            ("pharos_batch_size", ""),
+        ] {
+            assert_eq!(dimensions(&catalog, metric), expected);
+        }
+        // A file that omits the metrics, and one that gives a name to another metric.
+        let omitting = applied(Catalog::parse("mode: both", "m").unwrap(), &[("also_as", "vllm")]);
+        assert_eq!(names(&omitting).len(), vllm_names::names().len());
+        assert!(omitting.iter().all(|(_, spec)| !spec.also_as.is_empty()));
+        let own = "ts_metrics:
+  gauge:
+    - {name: nv_inference_pending_request_count, unit:                    Count, dimensions: [model, version], also_as: vllm:num_requests_waiting}
+";
+        let own = applied(Catalog::parse(own, "m").unwrap(), &[("also_as", "vllm")]);
+        assert_eq!(dimensions(&own, "pharos_llm_queued_requests"), "");
+        assert_eq!(
+            dimensions(&own, "nv_inference_pending_request_count"),
+            r#"vllm:num_requests_waiting["model", "version"]"#
+        );
+    }
+
+    #[test]
     fn errors_of_bad_settings_list_the_allowed_values() {
         for (key, value, expected) in [
             ("latencies", "true", "unknown setting 'latencies'; allowed are counter_latencies, "),
@@ -226,6 +285,7 @@ mod tests {
             ),
             ("summary_quantiles", "0.5:x", "for example 0.5:0.05,0.9:0.01"),
             ("summary_quantiles", "", "summary_quantiles is ''"),
+            ("also_as", "sglang", "also_as is 'sglang'; allowed is vllm"),
         ] {
             let message = Setting::parse(key, value).unwrap_err();
             assert!(message.contains(expected), "{message}");

@@ -7,7 +7,7 @@ use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 
 use super::also_as::{self, AlsoAs, OtherName};
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
-use super::names::Names;
+use super::names::{self, Names};
 use super::native::Native;
 use super::node::{Key, Node, Seed};
 use super::slos::Slos;
@@ -474,11 +474,7 @@ impl Fields {
         if kind != Kind::Summary && self.quantiles.is_some() {
             return Err(format!("metric `{name}` is a {named}: only a summary has quantiles"));
         }
-        let reserved = match kind {
-            Kind::Histogram => ("le", "buckets of the histogram"),
-            Kind::Summary => ("quantile", "quantiles of the summary"),
-            Kind::Counter | Kind::Gauge => return Ok(()),
-        };
+        let Some(reserved) = names::reserved_label(kind) else { return Ok(()) };
         match self.dimensions.iter().find(|label| label.eq_ignore_ascii_case(reserved.0)) {
             Some(label) => {
                 Err(format!("label `{label}` is reserved for the {} `{name}`", reserved.1))

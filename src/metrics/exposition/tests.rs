@@ -7,7 +7,7 @@ use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 use super::*;
 use crate::cache::Settings;
 use crate::catalog::Catalog;
-use crate::labels::{InstanceState, Outcome, Protocol, Route};
+use crate::labels::{FinishReason, InstanceState, Outcome, Protocol, Route};
 use crate::record;
 
 fn timeline() -> Timeline {
@@ -224,6 +224,50 @@ model_metrics:
         java.contains(&format!("# HELP {old} Microseconds\n")) && java.contains(&bucket),
         "{java}"
     );
+}
+
+#[test]
+fn further_names_have_other_labels() {
+    let text = "
+ts_metrics:
+  counter:
+    - name: pharos_llm_finished_total
+      unit: Count
+      dimensions: [model, version, reason]
+      also_as:
+        - name: vllm:request_success_total
+          labels: {model_name: model, finished_reason: reason, engine: {value: '0'}}
+  gauge:
+    - name: nv_inference_pending_request_count
+      unit: Count
+      dimensions: [model, version]
+      also_as: {name: waiting, labels: {model_name: model, engine: {value: 'a \"b\"'}}}
+model_metrics:
+  histogram:
+    - {name: size, unit: B, dimensions: [shop], buckets: [1], also_as: {name: s, labels: {shop: shop, store: shop}}}
+";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
+    let tags = [("team".to_owned(), "t".to_owned())];
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &tags);
+    cache.model_generates(&series);
+    record::generation_failed(&series, FinishReason::Abort);
+    cache.histogram("size", &["b"]).unwrap().add_or_update(0.5).unwrap();
+    let plain = render(&cache, Format::Text);
+    for line in [
+        "pharos_llm_finished_total{model=\"m\",version=\"1\",reason=\"abort\",_team=\"t\"} 1",
+        "vllm:request_success_total{model_name=\"m\",version=\"1\",finished_reason=\"abort\",engine=\"0\",_team=\"t\"} 1",
+        // Labels of Triton's metrics are in alphabetical order.
+        "waiting{_team=\"t\",engine=\"a \\\"b\\\"\",model_name=\"m\",version=\"1\"} 0",
+        "size_sum{shop=\"b\"} 0.5",
+        "s_bucket{shop=\"b\",store=\"b\",le=\"1\"} 1",
+    ] {
+        assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
+    }
+    let open = render(&cache, Format::OpenMetrics);
+    let line = "vllm:request_success_total{model_name=\"m\",version=\"1\",finished_reason=\"abort\",engine=\"0\",_team=\"t\"} 1";
+    assert!(open.lines().any(|other| other == line), "{line} is missing in\n{open}");
+    let java = java_client::render(&cache, &Names::default(), |spec| spec.unit.clone());
+    assert!(java.contains("s_sum{shop=\"b\",store=\"b\",} 0.5\n"), "{java}");
 }
 
 #[test]

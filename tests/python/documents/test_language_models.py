@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -72,22 +71,28 @@ def test_a_gguf_file_of_the_guide(tmp_path):
 
 @needs_llamacpp
 def test_the_names_of_vllm_have_the_same_values(tmp_path):
-    """The definition is valid, has the names of the table and of waiting requests, and both names of a metric have the same samples."""
-    (block,) = of_test("test_the_names_of_vllm_have_the_same_values")
-    names = dict(re.findall(r"name: (\w+)\$/a\\ +also_as: (vllm:\w+)", block.text))
-    table = dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|$", (ROOT / block.document).read_text(), re.M))
-    assert set(names.values()) == set(table.values())
-    assert {own for own in names if names[own] != table.get(own)} == {"nv_inference_pending_request_count"}
-    printed(block.text, cwd=tmp_path, env=os.environ | {"PATH": f"{binary().parent}:{os.environ['PATH']}"})
+    """The setting gives each metric of the table its names of vLLM, with vLLM's labels and the same samples."""
+    ((command,),) = (commands(block) for block in of_test("test_the_names_of_vllm_have_the_same_values"))
+    serve, setting = command.rsplit(" --metrics-config ", 1)
+    assert serve == f"pharos --model-repository {MODELS}"
+    page = (ROOT / "docs/src/guides/language-models.md").read_text()
+    table = {own: re.findall(r"`(vllm:\w+)`", names) for own, names in re.findall(r"^\| `(pharos_llm_\w+)` \| (`vllm:.*) \|$", page, re.M)}
     (tmp_path / "models/tiny/1").mkdir(parents=True)
     write_model(tmp_path / "models/tiny/1/model.gguf")
-    with Server(tmp_path, [tmp_path / "models"], [f"--metrics-config={tmp_path / 'metrics.yaml'}"]) as server:
+    with Server(tmp_path, [tmp_path / "models"], [f"--metrics-config={setting}"]) as server:
         body = json.dumps({"model": "tiny", "prompt": "one", "max_tokens": 3, "stream": True})
         assert server.ask("POST", "/v1/completions", body)[0] == 200
         scrape = server.scrape()
-    for own, other in names.items():
+    found = {name for name, _ in scrape if name.startswith("vllm:")}
+    for own, others in table.items():
         forms = [form for form in ("", "_count", "_sum", "_bucket") if any(name == own + form for name, _ in scrape)]
-        assert forms and all(any(name == other + form for name, _ in scrape) for form in forms), own
-        assert all(total(scrape, own + form) == total(scrape, other + form) for form in forms), own
-    assert total(scrape, "vllm:generation_tokens_total", model="tiny") == 3
-    assert total(scrape, "vllm:time_to_first_token_seconds_count", model="tiny") == 1
+        assert forms, own
+        for other in others:
+            found -= {other + form for form in forms}
+            assert all(total(scrape, own + form) == total(scrape, other + form, model_name="tiny", engine="0") for form in forms), other
+    assert not found, "names that the table does not have"
+    labels = {label for name, labels in scrape if name.startswith("vllm:") for label, _ in labels}
+    assert labels == {"model_name", "version", "instance", "engine", "finished_reason", "le"}
+    assert total(scrape, "vllm:generation_tokens_total") == 3
+    assert total(scrape, "vllm:time_to_first_token_seconds_count") == total(scrape, "vllm:e2e_request_latency_seconds_count") == 1
+    assert total(scrape, "vllm:request_success_total", finished_reason="length") == 1

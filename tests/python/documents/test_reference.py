@@ -182,9 +182,11 @@ def test_further_names_of_a_metric(tmp_path):
     output = subprocess.run([binary(), "metrics", "list", file, "--format", "json"], capture_output=True, text=True)
     assert output.returncode == 0, output.stdout + output.stderr
     names = {metric["name"]: metric["also_as"] for metric in json.loads(output.stdout)}
+    labels = {"store": "shop", "source": {"value": "shops"}}
     assert names == {
         "pharos_request_duration_seconds": [{"name": "nv_inference_request_duration_histogram_us", "unit": "Microseconds"}],
         "orders_total": [{"name": "OrdersTotal", "unit": "Count"}],
+        "returns_total": [{"name": "ReturnsTotal", "unit": "Count", "labels": labels}],
     }
 
 

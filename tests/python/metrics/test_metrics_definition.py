@@ -198,6 +198,7 @@ def test_output_that_cannot_be_written(arguments):
     [
         ("--metrics-mode=all", ['invalid --metrics-mode "all"', "tslog, prometheus, both, log, legacy"]),
         ("--metrics-config=latencies=true", ["--metrics-config", "latencies", "counter_latencies", "or a file"]),
+        ("--metrics-config=also_as=sglang", ["--metrics-config", "also_as is 'sglang'", "allowed is vllm"]),
         ("--metrics-config=summary_quantiles=7", ["--metrics-config", "'7'", "0.5:0.05"]),
     ],
 )
