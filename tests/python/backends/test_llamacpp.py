@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import threading
@@ -450,22 +449,3 @@ def test_tokens_count_for_their_tenants(tmp_path):
         assert (of("a"), of("b")) == (3, 7)
         assert total(metrics, "pharos_llm_generation_tokens_total") == 10
         assert total(metrics, "pharos_tenant_prompt_tokens_total") == total(metrics, "pharos_llm_prompt_tokens_total") == 6
-
-
-def test_metrics_can_have_the_names_of_vllm(tmp_path):
-    """The names of the guide, for pickers and boards that read vLLM's metrics."""
-    guide = (ROOT / "docs/src/guides/language-models.md").read_text()
-    names = dict(re.findall(r"^\| `(pharos_llm_\w+)` \| `(vllm:\w+)` \|$", guide, re.M))
-    assert len(names) == 8
-    definition = (ROOT / "metrics.yaml").read_text()
-    for name, other in names.items():
-        definition = definition.replace(f"- name: {name}\n", f'- name: {name}\n      also_as: ["{other}"]\n')
-    (tmp_path / "metrics.yaml").write_text(definition)
-    with serve_one(tmp_path, options=[f"--metrics-config={tmp_path / 'metrics.yaml'}"]) as server, client_of(server) as client:
-        list(complete(client, "loop", max_tokens=5, stream=True))
-        metrics = server.scrape()
-        for name, other in names.items():
-            for suffix in ("_sum", "_count") if name.endswith("_seconds") else ("",):
-                assert total(metrics, other + suffix) == total(metrics, name + suffix), other
-        assert total(metrics, "vllm:generation_tokens_total", model="tiny") == 5
-        assert total(metrics, "vllm:request_success_total", reason="length") == 1
