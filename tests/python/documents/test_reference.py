@@ -64,7 +64,7 @@ def test_flags_and_variables_exist(page, help_texts):
     text = page.read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
     # The script `torchserve`, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
-    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK", "PHAROS_TEST_PTXAS", "PHAROS_BACKEND_ABI_VERSION"}
+    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_HAS", "PHAROS_OK", "PHAROS_TEST_PTXAS", "PHAROS_BACKEND_ABI_VERSION"}
     assert set(re.findall(r"\bPHAROS_\w+", text)) - set(re.findall(r"env:\s+(\w+)", help_texts)) - others == set()
 
 

@@ -109,14 +109,14 @@ def test_wrong_reports_have_no_effect(native, tmp_path):
 def test_a_version_has_the_least_progress_of_its_instances(native, tmp_path):
     """Nothing is shown until each instance has reported something; a loaded instance counts as 100 %."""
     loading = begin_load(native, "two")
-    tell(tmp_path, "two_0", 0.8)
+    tell(tmp_path, "two_0_0", 0.8)
     shows(native, "two", "")
-    tell(tmp_path, "two_1", 0.3)
+    tell(tmp_path, "two_0_1", 0.3)
     shows(native, "two", "30 % loaded")
-    tell(tmp_path, "two_0", "end")
-    tell(tmp_path, "two_1", 0.9)
+    tell(tmp_path, "two_0_0", "end")
+    tell(tmp_path, "two_0_1", 0.9)
     shows(native, "two", "90 % loaded")
-    tell(tmp_path, "two_1", "end")
+    tell(tmp_path, "two_0_1", "end")
     expect_loaded(native, "two", loading)
 
 
