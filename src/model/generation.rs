@@ -1,12 +1,12 @@
 //! Models that generate text: which models they are, and how they count tokens.
 //!
 //! The tensors are those of Triton's vllm_backend, of TensorRT-LLM's models in Triton, or those of models
-//! that [speak OpenAI's API](super::openai) themselves.
+//! that [implement OpenAI's API](super::openai) themselves.
 
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
 use super::config::{ModelConfig, TensorSpec};
-use super::openai::{self, OPENAI_REQUEST, OPENAI_RESPONSE, speaks_openai};
+use super::openai::{self, OPENAI_REQUEST, OPENAI_RESPONSE, implements_openai};
 use super::pooling::{PoolingTask, TEXT, TEXT_PAIR};
 use crate::infer::{InferInput, InferOutput};
 use crate::request_trace::SamplingLimits;
@@ -126,7 +126,7 @@ pub(super) const CONTEXT_LENGTH: &str = "context_length";
 
 /// Returns whether a model generates text.
 pub fn generates_text(config: &ModelConfig) -> bool {
-    GenerationForm::of(config).is_some() || speaks_openai(config)
+    GenerationForm::of(config).is_some() || implements_openai(config)
 }
 
 /// Returns whether the tokens of a model are counted: it generates text, or makes vectors or scores

@@ -1,4 +1,4 @@
-//! Models that speak OpenAI's API themselves: a request is the JSON of the client, a response the
+//! Models that implement OpenAI's API themselves: a request is the JSON of the client, a response the
 //! JSON of the answer or of a chunk. Which models they are, and how their tokens are counted.
 
 use std::borrow::Cow;
@@ -19,8 +19,8 @@ pub const OPENAI_RESPONSE: &str = "openai_response";
 /// The longest output whose tokens are counted, in bytes: longer JSON would delay other requests.
 const MAX_COUNTED: usize = 1 << 20;
 
-/// Returns whether a model speaks OpenAI's API itself.
-pub fn speaks_openai(config: &ModelConfig) -> bool {
+/// Returns whether a model implements OpenAI's API itself.
+pub fn implements_openai(config: &ModelConfig) -> bool {
     let has = |specs: &[TensorSpec], name: &str| {
         specs.iter().any(|spec| spec.name == name && spec.datatype == DataType::Bytes)
     };

@@ -319,12 +319,13 @@ mod tests {
         ToFrontend::Done(Done { stamps, ..test_driver::done(batch) })
     }
 
+    const CONFIG: &str = "backend: 'builtin' input { name: 'IN' data_type: TYPE_UINT8 dims: 1 }
+                          output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+
     #[tokio::test]
     async fn stamps_of_a_worker_are_within_the_time_of_its_session() {
         let began = clock::now();
-        let config = "backend: 'builtin' input { name: 'IN' data_type: TYPE_UINT8 dims: 1 }
-                      output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
-        let (cache, driver) = test_driver::create(config);
+        let (cache, driver) = test_driver::create(CONFIG);
         let (link, mut worker) = worker_end::connect();
         let models = Weak::<Loader>::new();
         let mut events = Session::start(
@@ -366,7 +367,7 @@ mod tests {
         let loads = Loads::default();
         let load = loads.begin(ModelVersion::new("m", 1), clock::now());
         let progress = load.progress().add_instance();
-        let (cache, driver) = test_driver::create("backend: 'builtin'");
+        let (cache, driver) = test_driver::create(CONFIG);
         let (link, mut worker) = worker_end::connect();
         let models = Weak::<Loader>::new();
         let mut events =

@@ -6,7 +6,7 @@
 //! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes,
 //! `chat_inference` begins chats, `contract`, `pooling`, `operation` and `tokenizer` translate between
 //! requests and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
-//! chat in another form. `passthrough` answers requests to models that speak the API themselves.
+//! chat in another form. `passthrough` answers requests to models that implement the API themselves.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).

@@ -1,4 +1,4 @@
-//! Models that speak OpenAI's API themselves: the JSON of a request goes to the model as it is, and
+//! Models that implement OpenAI's API themselves: the JSON of a request goes to the model as it is, and
 //! the JSON of the model is the response, or a chunk of a stream.
 //!
 //! [`pharos::model::openai`] has the names of the tensors. Of a request, only what the server itself
@@ -13,7 +13,7 @@ use axum::response::Response;
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferResponse};
 use pharos::model::ModelConfig;
-use pharos::model::openai::{OPENAI_PATH, OPENAI_REQUEST, OPENAI_RESPONSE, speaks_openai};
+use pharos::model::openai::{OPENAI_PATH, OPENAI_REQUEST, OPENAI_RESPONSE, implements_openai};
 use pharos::request_trace::Operation;
 use pharos::service::{Protocol, Responses, Streamed};
 use pharos::tensor::{DataType, Tensor};
@@ -51,7 +51,7 @@ const OPENAI_PATHS: &str = "openai_paths";
 /// The input that says whether the client wants a stream, as vllm_backend has it.
 const STREAM: &str = "stream";
 
-/// A model that speaks OpenAI's API itself.
+/// A model that implements OpenAI's API itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Passthrough {
     name: String,
@@ -64,12 +64,12 @@ pub(crate) struct Passthrough {
 }
 
 impl Passthrough {
-    /// Returns a model if it speaks OpenAI's API itself, and the API serves it.
+    /// Returns a model if it implements OpenAI's API itself, and the API serves it.
     fn of(config: &ModelConfig) -> Option<Self> {
         let has = |name: &str, datatype: DataType| {
             config.inputs.iter().any(|spec| spec.name == name && spec.datatype == datatype)
         };
-        let is_served = speaks_openai(config) && !is_switched_off(config);
+        let is_served = implements_openai(config) && !is_switched_off(config);
         is_served.then(|| Self {
             name: config.name.clone(),
             paths: config.parameters.get(OPENAI_PATHS).cloned(),
@@ -80,7 +80,7 @@ impl Passthrough {
         })
     }
 
-    /// Returns the model that a request names if it speaks OpenAI's API itself. A model that is
+    /// Returns the model that a request names if it implements OpenAI's API itself. A model that is
     /// loaded on demand is loaded. Other requests, also wrong ones, are for the other handlers.
     pub(crate) async fn named_by(received: &Received) -> Option<Self> {
         let Edge { service, models, .. } = &received.edge;

@@ -114,7 +114,7 @@ where
     router.include(declared, Edge::new(service, settings, models), fallbacks)
 }
 
-/// Returns the handler of requests to this path of the API. A model that speaks the API itself gets
+/// Returns the handler of requests to this path of the API. A model that implements the API itself gets
 /// them as they are; `answer` answers those to other models.
 fn post<F>(
     path: &'static str,

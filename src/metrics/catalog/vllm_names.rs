@@ -50,7 +50,7 @@ pub(super) fn added(catalog: Catalog, metric: &str, names: &[&str]) -> Catalog {
     catalog.with_changed(spec)
 }
 
-/// Returns the labels of a metric under its names of vLLM: all of its own, of which some are
+/// Returns the labels of a metric under its names of vLLM: all labels of the metric, of which some are
 /// renamed, so that no two series become one.
 fn labels(spec: &MetricSpec) -> Vec<OtherLabel> {
     let has = |label: &str| spec.dimensions.iter().any(|own| own == label);

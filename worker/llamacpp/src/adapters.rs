@@ -16,7 +16,7 @@ use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
 use serde_json::{Map, Value};
 
 use crate::host::Failure;
-use crate::model::logged_errors;
+use crate::logs::logged_errors;
 
 /// The parameter of a request with an adapter that was loaded by request. The server sets it.
 const PARAMETER: &str = "triton_adapter";

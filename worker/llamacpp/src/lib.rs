@@ -8,6 +8,7 @@
 mod adapters;
 mod engine;
 mod host;
+mod logs;
 mod model;
 mod pooling;
 mod processor;

@@ -1,6 +1,6 @@
 //! A loaded model: its vocabulary, and the tables for structured output.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::params::LlamaModelParams;
@@ -10,7 +10,8 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 
 use crate::adapters::{KnownAdapters, Places};
-use crate::host::{Context, Failure, Host, Level};
+use crate::host::{Context, Failure};
+use crate::logs::{self, logged_errors};
 use crate::processor;
 use crate::sampling::Structure;
 use crate::schemas;
@@ -59,61 +60,13 @@ pub(crate) struct Loaded {
     pub(crate) adapters: Vec<LlamaLoraAdapter>,
 }
 
-/// The last errors that llama.cpp has logged: the reason why a load failed.
-static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// The functions of the server, for the log of llama.cpp.
-static HOST: OnceLock<Host> = OnceLock::new();
-
-/// Passes a line of llama.cpp's log to the server.
-unsafe extern "C" fn log(
-    level: llama_cpp_sys_2::ggml_log_level,
-    text: *const std::ffi::c_char,
-    _: *mut std::ffi::c_void,
-) {
-    if text.is_null() {
-        return;
-    }
-    // SAFETY: llama.cpp passes a text that ends with a NUL.
-    let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy();
-    let line = text.trim();
-    if line.is_empty() || line.chars().all(|character| character == '.') {
-        return;
-    }
-    let level = match level {
-        llama_cpp_sys_2::GGML_LOG_LEVEL_ERROR => {
-            if let Ok(mut errors) = ERRORS.lock() {
-                errors.push(line.to_owned());
-                let excess = errors.len().saturating_sub(3);
-                errors.drain(..excess);
-            }
-            Level::Warning
-        }
-        llama_cpp_sys_2::GGML_LOG_LEVEL_WARN => Level::Warning,
-        _ => Level::Verbose,
-    };
-    if let Some(host) = HOST.get() {
-        host.log(level, line);
-    }
-}
-
-/// Returns the errors that were logged since the last call, as the end of a sentence.
-pub(crate) fn logged_errors() -> String {
-    let errors = ERRORS.lock().map(|mut errors| std::mem::take(&mut *errors)).unwrap_or_default();
-    match errors.is_empty() {
-        true => "llama.cpp gave no reason".to_owned(),
-        false => errors.join("; "),
-    }
-}
-
 impl Model {
     /// Loads a model.
     ///
     /// # Errors
     /// The file is not a model that llama.cpp runs; for the author of the model.
     pub(crate) fn load(settings: &Settings, context: &Context<'_>) -> Result<Loaded, String> {
-        let _ = HOST.set(context.host);
-        // SAFETY: the function lives as long as the process.
-        unsafe { llama_cpp_sys_2::llama_log_set(Some(log), std::ptr::null_mut()) };
+        logs::pass_on_to(context.host);
         processor::prepare()?;
         let backend = LlamaBackend::init().map_err(|error| error.to_string())?;
         // SAFETY: llama.cpp calls the function while it loads the model, during the creation.

@@ -22,7 +22,7 @@ pub(crate) fn prepare() -> Result<(), String> {
 /// Loads the variant of ggml's library for this processor, once in a process.
 ///
 /// # Errors
-/// There is none in the directory of this library, or none that the processor can run.
+/// The directory of this library has no variant that the processor can run.
 #[cfg(feature = "variants")]
 pub(crate) fn prepare() -> Result<(), String> {
     use std::sync::OnceLock;
