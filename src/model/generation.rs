@@ -46,6 +46,23 @@ pub const UNLOAD_ADAPTER: &str = "unload_adapter";
 /// with its `name`, its `path`, and the number of its `load`. Clients cannot set it, because names
 /// that begin with `triton_` are reserved.
 pub const ADAPTER: &str = "triton_adapter";
+/// The parameter of a model's configuration that is `true` if the model has the operations
+/// [`SLEEP`], [`WAKE_UP`] and [`IS_SLEEPING`].
+pub const SLEEP_MODE: &str = "sleep_mode";
+/// The value of [`OPERATION`] of a request that frees the memory of the model's GPUs. Its parameter
+/// [`SLEEP_OPTIONS`] has the `level` (1: the weights are kept in the memory of the host, 2: they are
+/// dropped) and the `mode` (`abort` or `wait`: what happens to running requests). The text of the
+/// response, as for the other two operations, is `sleeping` or `awake`: the state after it.
+pub const SLEEP: &str = "sleep";
+/// The value of [`OPERATION`] of a request that ends the sleep of a model. Its parameter
+/// [`SLEEP_OPTIONS`] has the `tags` of the parts that wake up: `weights`, `kv_cache`, or null for
+/// all.
+pub const WAKE_UP: &str = "wake_up";
+/// The value of [`OPERATION`] of a request for the state of a model.
+pub const IS_SLEEPING: &str = "is_sleeping";
+/// The parameter of a request for [`SLEEP`], [`WAKE_UP`] or [`IS_SLEEPING`]: a JSON object. Clients
+/// cannot set it, as [`ADAPTER`].
+pub const SLEEP_OPTIONS: &str = "triton_sleep";
 /// The input with a prompt as tokens, in place of its text, and the output with the tokens of the
 /// prompt.
 pub const PROMPT_TOKEN_IDS: &str = "prompt_token_ids";

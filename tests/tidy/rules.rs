@@ -132,7 +132,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "request_trace",
                 "response_timing",
             ]),
-            independent(&["headers"]),
+            independent(&["headers", "query"]),
         ],
     },
     Layering {

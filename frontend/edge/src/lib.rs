@@ -15,6 +15,7 @@ pub mod http_service;
 pub mod http_settings;
 pub mod load_report;
 mod policy;
+pub mod query;
 pub mod renderings;
 pub mod request_log;
 mod request_trace;

@@ -11,7 +11,6 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
 use http::{HeaderMap, StatusCode, Uri};
-use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Encoding, Names};
 use pharos::service::{Route, SharedService};
 use tokio::net::TcpListener;
@@ -21,6 +20,7 @@ use super::compression::{Coding, compress};
 use super::{answer, dashboard};
 use pharos_edge::headers::text;
 use pharos_edge::http_service::HttpService;
+use pharos_edge::query::pairs;
 use pharos_edge::renderings::{Rendered, Renderings};
 use pharos_edge::routing::{Builder, Fallbacks, Methods, Routed, Routes, handler};
 use pharos_edge::{Call, OpenPolicy};
@@ -92,14 +92,6 @@ async fn metrics(
     }
     response.headers_mut().insert(VARY, HeaderValue::from_static("accept, accept-encoding"));
     response
-}
-
-/// Returns the decoded pairs of a query string.
-fn pairs(query: &str) -> Vec<(String, String)> {
-    let decode =
-        |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
-    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(key, value)| (decode(key), decode(value))).collect()
 }
 
 fn elsewhere() -> Response {

@@ -117,7 +117,7 @@ pub(crate) fn declared(edge: &Edge) -> Builder<Edge> {
         );
     let router = openai::routes(v1::routes(shared_memory::routes(router)));
     let Edge { service, settings, models, .. } = edge.clone();
-    pharos_openai::add_adapters_to(router, service, settings, models)
+    pharos_openai::add_management_to(router, service, settings, models)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
@@ -174,6 +174,9 @@ mod tests {
             ("/openai/v1/completions", Route::Completion),
             ("/v1/load_lora_adapter", Route::RepositoryLoad),
             ("/openai/v1/unload_lora_adapter", Route::RepositoryUnload),
+            ("/sleep", Route::RepositoryUnload),
+            ("/v1/wake_up", Route::RepositoryLoad),
+            ("/openai/v1/is_sleeping", Route::RepositoryIndex),
         ] {
             check(path, expected);
         }

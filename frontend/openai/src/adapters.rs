@@ -13,7 +13,6 @@ use pharos::model::ModelConfig;
 use pharos::model::generation::{
     ADAPTER, GenerationForm, LOAD_ADAPTER, OPERATION, TEXT_OUTPUT, UNLOAD_ADAPTER,
 };
-use pharos::service::Service;
 use pharos_edge::Call;
 
 use crate::answer::Failure;
@@ -22,13 +21,11 @@ use crate::edge::{Edge, Received, log_unknown};
 use crate::error::{ApiError, quoted};
 use crate::json::{Fields, invalid};
 use crate::models::{LoadedAdapter, Origin};
-use crate::operation::Operations;
+use crate::operation::{Operations, only_model};
 use crate::options::{MAX_MODEL_BYTES, RequestOptions};
 
 /// The longest path of an adapter, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
-/// The most names of models in an error.
-const MAX_NAMES: usize = 16;
 
 /// A checked request of either path.
 #[derive(Debug)]
@@ -106,7 +103,10 @@ async fn load_adapter(received: &mut Received) -> Result<String, Failure> {
     let AdapterRequest { name, model, unknown } = adapter;
     let model = match model {
         Some(model) => model,
-        None => only_model(&*received.edge.service).await?,
+        None => {
+            let accepts = |config: &ModelConfig| operations_of(config).is_some();
+            only_model(&*received.edge.service, "load adapters", accepts).await?
+        }
     };
     let options = RequestOptions { model: Some(model), ..RequestOptions::default() };
     let model = received.enter_model(&options).await?;
@@ -195,29 +195,6 @@ async fn check_name(edge: &Edge, model: &str, name: &str, in_place: bool) -> Res
 /// Returns the operations of a model that may load adapters.
 fn operations_of(config: &ModelConfig) -> Option<Operations> {
     GenerationForm::of(config).and_then(|_| Operations::of(config))
-}
-
-/// Returns the name of the only model that may load adapters.
-async fn only_model(service: &dyn Service) -> Result<String, Failure> {
-    let index = service.repository_index(true).await?;
-    let mut names: Vec<String> = index.into_iter().map(|entry| entry.name).collect();
-    names.dedup();
-    names.retain(|name| {
-        service.model_config(name, "").is_ok_and(|config| operations_of(&config).is_some())
-    });
-    match names.as_slice() {
-        [only] => Ok(only.clone()),
-        [] => Err(ApiError::invalid_field("model", "no model here loads adapters").into()),
-        names => {
-            let listed: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
-            let more = if names.len() > MAX_NAMES { ", ..." } else { "" };
-            let text = format!(
-                "model is required, because several models may load adapters: {}{more}",
-                listed.join(", ")
-            );
-            Err(ApiError::invalid_field("model", text).into())
-        }
-    }
 }
 
 fn no_adapters(model: &str) -> ApiError {

@@ -9,7 +9,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest, Parameter};
 use pharos::metrics::cache::TokenBudget;
@@ -58,6 +58,7 @@ pub(crate) struct Received {
     pub(crate) call: Call,
     pub(crate) id: RequestId,
     pub(crate) headers: HeaderMap,
+    pub(crate) uri: Uri,
     /// The named segments of the path: a model, and a version.
     pub(crate) segments: Option<Vec<String>>,
     pub(crate) body: Bytes,
@@ -71,11 +72,11 @@ impl Received {
         routed: Routed,
     ) -> Result<Self, Response> {
         let Routed { parameters: segments, request } = routed;
-        let (Parts { headers, .. }, body) = request.into_parts();
+        let (Parts { headers, uri, .. }, body) = request.into_parts();
         let id = RequestId::of(&headers);
         call.read_headers(&headers);
         match edge.read(&headers, body).await {
-            Ok(body) => Ok(Self { edge, call, id, headers, segments, body }),
+            Ok(body) => Ok(Self { edge, call, id, headers, uri, segments, body }),
             Err(error) => Err(finish_failed(call, &id, &error.into())),
         }
     }

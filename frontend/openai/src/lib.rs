@@ -5,8 +5,9 @@
 //! linear in their number and allocates nothing by a length that the client wrote. The others run
 //! requests: `routes` has the paths, `models` the chat templates, `renderer` their processes,
 //! `chat_inference` begins chats, `contract`, `pooling`, `operation` and `tokenizer` translate between
-//! requests and tensors, `generation` runs inferences, and `events` streams. A request of `responses` is a
-//! chat in another form. `passthrough` answers requests to models that implement the API themselves.
+//! requests and tensors, `generation` runs inferences, and `events` streams. `adapters` and `sleep`
+//! change what is loaded. A request of `responses` is a chat in another form. `passthrough` answers
+//! requests to models that implement the API themselves.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).
@@ -43,6 +44,7 @@ pub mod responses;
 mod routes;
 pub mod sampling;
 pub mod scores;
+mod sleep;
 pub mod stop;
 pub mod structured;
 pub mod template;
@@ -59,7 +61,7 @@ pub use json::{MAX_DEPTH, MAX_VALUES};
 pub use models::{Adapter, Models};
 pub use prompt::Prompt;
 pub use responses::request::ResponsesRequest;
-pub use routes::{add_adapters_to, add_to, route_of_prediction};
+pub use routes::{add_management_to, add_to, route_of_prediction};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use pharos::infer::{InferInput, InferOutput, InferRequest, Parameter};
 use pharos::model::ModelConfig;
 use pharos::model::generation::{OPERATION, TEXT_INPUT, TEXT_OUTPUT};
 use pharos::model::pooling::TEXT;
-use pharos::service::Streamed;
+use pharos::service::{Service, Streamed};
 use pharos::tensor::{DataType, Tensor};
 use pharos_edge::Call;
 
@@ -12,6 +12,38 @@ use crate::answer::Failure;
 use crate::edge::Edge;
 use crate::error::ApiError;
 use crate::tensors;
+
+/// The most names of models in an error.
+const MAX_NAMES: usize = 16;
+
+/// Returns the name of the only ready model that a condition accepts; `ability` is what such models
+/// can do.
+pub(crate) async fn only_model(
+    service: &dyn Service,
+    ability: &str,
+    accepts: impl Fn(&ModelConfig) -> bool,
+) -> Result<String, Failure> {
+    let index = service.repository_index(true).await?;
+    let mut names: Vec<String> = index.into_iter().map(|entry| entry.name).collect();
+    names.dedup();
+    names.retain(|name| service.model_config(name, "").is_ok_and(|config| accepts(&config)));
+    match names.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => {
+            let text = format!("no model here can {ability}");
+            Err(ApiError::invalid_field("model", text).into())
+        }
+        names => {
+            let listed: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
+            let more = if names.len() > MAX_NAMES { ", ..." } else { "" };
+            let text = format!(
+                "model is required, because several models may {ability}: {}{more}",
+                listed.join(", ")
+            );
+            Err(ApiError::invalid_field("model", text).into())
+        }
+    }
+}
 
 /// The operations of a model.
 #[derive(Clone, Debug)]

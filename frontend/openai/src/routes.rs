@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use pharos::service::{Route, SharedService};
 use pharos_edge::http_settings::HttpSettings;
-use pharos_edge::routing::{Builder, Fallbacks, Methods, RouteOf, handler};
+use pharos_edge::routing::{Builder, Fallbacks, Handler, Methods, RouteOf, handler};
 
 use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::{Edge, Received};
@@ -14,6 +14,7 @@ use crate::passthrough::{
     self, CHATS, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES, SCORE,
     TOKENIZE,
 };
+use crate::sleep::{self, Verb};
 use crate::{adapters, chat_completions, completions, embeddings, responses, scores, tokenize};
 
 /// Returns the route of a path with a model in it. `.` names no model, so that a path has one
@@ -91,9 +92,10 @@ where
     router.include(declared, edge, fallbacks)
 }
 
-/// Adds the paths that load and unload adapters, which need the access of loading models.
+/// Adds the paths that change what is loaded, adapters and the sleep of models, which need the
+/// access of loading and unloading models.
 #[must_use]
-pub fn add_adapters_to<T>(
+pub fn add_management_to<T>(
     router: Builder<T>,
     service: SharedService,
     settings: Arc<HttpSettings>,
@@ -109,6 +111,15 @@ where
         declared = declared
             .route(&format!("{prefix}/load_lora_adapter"), Route::RepositoryLoad, load)
             .route(&format!("{prefix}/unload_lora_adapter"), Route::RepositoryUnload, unload);
+    }
+    for prefix in ["/v1", "/openai/v1", ""] {
+        let sleep = receive(|received| sleep::answer(received, Verb::Sleep));
+        let wake_up = receive(|received| sleep::answer(received, Verb::WakeUp));
+        let is_sleeping = Methods::get(whole(|received| sleep::answer(received, Verb::IsSleeping)));
+        declared = declared
+            .route(&format!("{prefix}/sleep"), Route::RepositoryUnload, sleep)
+            .route(&format!("{prefix}/wake_up"), Route::RepositoryLoad, wake_up)
+            .route(&format!("{prefix}/is_sleeping"), Route::RepositoryIndex, is_sleeping);
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.include(declared, Edge::new(service, settings, models), fallbacks)
@@ -131,15 +142,23 @@ where
     })
 }
 
-/// Returns the handler of requests that are received as a whole.
+/// Returns the handler of POST requests that are received as a whole.
 fn receive<F>(answer: impl Fn(Received) -> F + Copy + Send + Sync + 'static) -> Methods<Edge>
 where
     F: Future<Output = Response> + Send + 'static,
 {
-    Methods::post(handler(move |edge, call, routed| async move {
+    Methods::post(whole(answer))
+}
+
+/// Returns the handler of requests of any method that are received as a whole.
+fn whole<F>(answer: impl Fn(Received) -> F + Copy + Send + Sync + 'static) -> Handler<Edge>
+where
+    F: Future<Output = Response> + Send + 'static,
+{
+    handler(move |edge, call, routed| async move {
         match Received::receive(edge, call, routed).await {
             Ok(received) => answer(received).await,
             Err(response) => response,
         }
-    }))
+    })
 }

@@ -29,7 +29,7 @@ fn routes(service: &EchoService) -> Routes<()> {
     let models = models();
     let router =
         crate::add_to(Builder::default(), service.shared(), settings.clone(), models.clone());
-    let router = crate::add_adapters_to(router, service.shared(), settings, models);
+    let router = crate::add_management_to(router, service.shared(), settings, models);
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
     router.build((), policy, fallbacks)
 }
@@ -484,7 +484,7 @@ async fn an_adapter_that_the_model_refuses_has_no_name() {
     let service = EchoService::default();
     let routes = routes(&service);
     for (body, expected, part) in [
-        (json!({"lora_name": "a", "lora_path": "b"}), 400, "no model here loads adapters"),
+        (json!({"lora_name": "a", "lora_path": "b"}), 400, "no model here can load adapters"),
         (json!({"lora_name": "a", "lora_path": "wrong", "model": "text"}), 400, "cannot be loaded"),
         (
             json!({"lora_name": "text", "lora_path": "b", "model": "text"}),
@@ -511,6 +511,71 @@ async fn adapters_are_loaded_only_where_models_are() {
         let body = json!({"lora_name": "a", "lora_path": "b"});
         let (status, why) = change_adapter(&routes, operation, body).await;
         assert!(status == 503 && why.contains("not allowed"), "{status} {why}");
+    }
+    assert!(service.requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_model_sleeps_and_wakes_up() {
+    let service = EchoService::default();
+    for (method, path, route, expected, operation, options) in [
+        (
+            "POST",
+            "/sleep?level=2&model=text",
+            Route::RepositoryUnload,
+            json!({"status": "sleeping", "level": 2}),
+            "sleep",
+            json!({"level": 2, "mode": "abort"}),
+        ),
+        (
+            "GET",
+            "/v1/is_sleeping?model=text",
+            Route::RepositoryIndex,
+            json!({"is_sleeping": true}),
+            "is_sleeping",
+            json!({}),
+        ),
+        (
+            "POST",
+            "/openai/v1/wake_up?tags=weights&tags=kv_cache&model=text",
+            Route::RepositoryLoad,
+            json!({"status": "awake", "tags": ["weights", "kv_cache"]}),
+            "wake_up",
+            json!({"tags": ["weights", "kv_cache"]}),
+        ),
+    ] {
+        let (status, text, _) = send(&service, method, path, &json!({})).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
+        let record = (Protocol::Http, route, 200, None);
+        assert_eq!(service.records().last(), Some(&record));
+        let request = service.requests().pop().unwrap();
+        let found = String::from_utf8_lossy(&request.inputs[0].tensor.data.as_slice()).into_owned();
+        assert!(found.ends_with(operation), "{found}");
+        let found = request.parameters.iter().find(|(name, _)| name == "triton_sleep");
+        let Some((_, Parameter::String(text))) = found else { panic!("no options") };
+        assert_eq!(serde_json::from_str::<Value>(text).unwrap(), options);
+    }
+}
+
+#[tokio::test]
+async fn only_models_with_a_sleep_mode_sleep() {
+    let service = EchoService::default();
+    for (path, body, expected, part) in [
+        ("/sleep", json!({}), 400, "no model here can sleep"),
+        ("/sleep?model=echo", json!({}), 400, "the model 'echo' cannot sleep"),
+        ("/wake_up?model=none", json!({}), 404, "'none'"),
+        ("/sleep?model=text&level=3", json!({}), 400, "invalid level 3: expected 1 or 2"),
+        ("/sleep?model=text", json!({"level": 2}), 400, "are in its query"),
+    ] {
+        let (status, text) = ask(&service, path, &body).await;
+        assert!(status.as_u16() == expected && text.contains(part), "{path}: {status} {text}");
+    }
+    assert_eq!(ask(&service, "/is_sleeping", &json!({})).await.0, 405);
+    service.disable_model_control();
+    for (method, path) in [("POST", "/sleep"), ("POST", "/v1/wake_up"), ("GET", "/is_sleeping")] {
+        let (status, text, _) = send(&service, method, path, &json!({})).await;
+        assert!(status == 503 && text.contains("not allowed"), "{path}: {status} {text}");
     }
     assert!(service.requests().is_empty());
 }

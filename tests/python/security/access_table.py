@@ -106,6 +106,15 @@ POST    /v1/load_lora_adapter                    RepositoryLoad                m
 POST    /openai/v1/load_lora_adapter             RepositoryLoad                model-repository  400
 POST    /v1/unload_lora_adapter                  RepositoryUnload              model-repository  400
 POST    /openai/v1/unload_lora_adapter           RepositoryUnload              model-repository  400
+POST    /sleep                                   RepositoryUnload              model-repository  400
+POST    /v1/sleep                                RepositoryUnload              model-repository  400
+POST    /openai/v1/sleep                         RepositoryUnload              model-repository  400
+POST    /wake_up                                 RepositoryLoad                model-repository  400
+POST    /v1/wake_up                              RepositoryLoad                model-repository  400
+POST    /openai/v1/wake_up                       RepositoryLoad                model-repository  400
+GET     /is_sleeping                             RepositoryIndex               model-repository  400
+GET     /v1/is_sleeping                          RepositoryIndex               model-repository  400
+GET     /openai/v1/is_sleeping                   RepositoryIndex               model-repository  400
 GET     /v2/systemsharedmemory/status            SystemSharedMemoryStatus      shared-memory     200
 POST    /v2/systemsharedmemory/region/r/register    SystemSharedMemoryRegister    shared-memory  200
 GET     /v2/systemsharedmemory/region/r/status   SystemSharedMemoryStatus      shared-memory     200

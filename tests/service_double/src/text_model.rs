@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use pharos::error::InferError;
 use pharos::infer::{InferOutput, InferRequest, InferResponse, Parameter};
-use pharos::model::generation::ADAPTER;
+use pharos::model::generation::{ADAPTER, SLEEP_OPTIONS, WAKE_UP};
 use pharos::model::{Completion, Draft, ModelConfig};
 use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor, bytes_elements};
@@ -31,6 +31,7 @@ const CONFIG: &str = r#"
     output { name: "finish_reason" data_type: TYPE_STRING dims: [-1] }
     output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }
     output { name: "num_output_tokens" data_type: TYPE_UINT32 dims: [1] }
+    parameters { key: "sleep_mode" value: { string_value: "true" } }
 "#;
 
 /// The configuration of the other models.
@@ -63,8 +64,8 @@ pub(crate) fn responses(request: &InferRequest) -> Result<EchoResponses, InferEr
     let limit = sampling.split_once("\"max_tokens\":").and_then(|(_, rest)| {
         rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok()
     });
-    if text("operation").is_some() {
-        return operation(request);
+    if let Some(name) = text("operation") {
+        return operation(request, &name);
     }
     let words: Vec<&str> = prompt.split_whitespace().collect();
     let count = words.len().min(limit.unwrap_or(usize::MAX));
@@ -95,19 +96,26 @@ pub(crate) fn responses(request: &InferRequest) -> Result<EchoResponses, InferEr
     Ok(EchoResponses::Many(streamed.collect::<VecDeque<_>>(), true))
 }
 
-/// Returns the response to a load or an unload of an adapter. The path `wrong` is an error.
-fn operation(request: &InferRequest) -> Result<EchoResponses, InferError> {
-    let parameter = request.parameters.iter().find(|(name, _)| name == ADAPTER);
-    let Some((_, Parameter::String(adapter))) = parameter else {
-        return Err(InferError::invalid("there is no adapter"));
+/// Returns the response to a load or an unload of an adapter, or to a change of the model's sleep.
+/// The path `wrong` is an error.
+fn operation(request: &InferRequest, operation: &str) -> Result<EchoResponses, InferError> {
+    let parameter = |wanted: &str| {
+        let found = request.parameters.iter().find(|(name, _)| name == wanted)?;
+        let Parameter::String(text) = &found.1 else { return None };
+        Some(text.as_str())
     };
-    if adapter.contains(r#""path":"wrong""#) {
-        return Err(InferError::invalid("the adapter cannot be loaded"));
-    }
-    let name = adapter.split('"').nth(3).unwrap_or_default();
+    let text = match (parameter(ADAPTER), parameter(SLEEP_OPTIONS)) {
+        (Some(adapter), None) if adapter.contains(r#""path":"wrong""#) => {
+            return Err(InferError::invalid("the adapter cannot be loaded"));
+        }
+        (Some(adapter), None) => adapter.split('"').nth(3).unwrap_or_default(),
+        (None, Some(_)) if operation == WAKE_UP => "awake",
+        (None, Some(_)) => "sleeping",
+        _ => return Err(InferError::invalid("there is neither an adapter nor a sleep")),
+    };
     let response = InferResponse {
         model_name: "text".into(),
-        outputs: vec![string("text_output", name)],
+        outputs: vec![string("text_output", text)],
         ..InferResponse::default()
     };
     let only = Streamed { answer: Ok(response), last: true, empty: false };

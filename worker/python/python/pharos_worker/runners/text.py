@@ -59,7 +59,10 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ADAPTER = "triton_adapter"
 """The parameter of a request with an adapter that was loaded by request: JSON that the server writes. Clients cannot set it."""
 LOAD_ADAPTER, UNLOAD_ADAPTER = "load_adapter", "unload_adapter"
-OPERATIONS = ("tokenize", "detokenize", LOAD_ADAPTER, UNLOAD_ADAPTER)
+SLEEP_OPTIONS = "triton_sleep"
+"""The parameter of a request of `SLEEP_OPERATIONS`: JSON that the server writes. Clients cannot set it."""
+SLEEP, WAKE_UP, IS_SLEEPING = SLEEP_OPERATIONS = ("sleep", "wake_up", "is_sleeping")
+OPERATIONS = ("tokenize", "detokenize", LOAD_ADAPTER, UNLOAD_ADAPTER, *SLEEP_OPERATIONS)
 
 
 def invalid(message):
@@ -127,6 +130,8 @@ class Request:
     add_special_tokens: bool = True
     adapter: Adapter | None = None
     """The adapter that was loaded by request."""
+    sleep: dict | None = None
+    """The options of an operation of `SLEEP_OPERATIONS`."""
 
 
 @dataclass
@@ -252,6 +257,15 @@ def adapter_of(parameters):
         raise WrongRequest(f"the parameter '{ADAPTER}' must be JSON with name, path and load: {error}") from None
 
 
+def sleep_of(parameters):
+    """Takes the options of a sleep out of the parameters of a request; None without them."""
+    given = parameters.pop(SLEEP_OPTIONS, None)
+    try:
+        return None if given is None else json.loads(given)
+    except (TypeError, ValueError) as error:
+        raise WrongRequest(f"the parameter '{SLEEP_OPTIONS}' must be JSON: {error}") from None
+
+
 def prompt_ids_of(request):
     """Returns the tokens that a request has in place of a text; None without them."""
     tensor = pb_utils.get_input_tensor_by_name(request, "prompt_token_ids")
@@ -265,6 +279,7 @@ def read(request, outputs, decoupled):
     given = one_of(request, "sampling_parameters")
     parameters = json.loads(request.parameters() or "{}")
     adapter = adapter_of(parameters)
+    sleep = sleep_of(parameters)
     try:
         members = parameters if given is None else json.loads(given)
         text = text.decode()
@@ -288,6 +303,7 @@ def read(request, outputs, decoupled):
         prompt_ids=prompt_ids_of(request),
         add_special_tokens=flag("add_special_tokens", True),
         adapter=adapter,
+        sleep=sleep,
     )
 
 

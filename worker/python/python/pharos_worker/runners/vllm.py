@@ -138,13 +138,79 @@ class Adapters:
             reason = str(error).partition("failed with error '")[2].rpartition("', please")[0] or str(error) or type(error).__name__
             raise ValueError(f"the adapter '{name}' cannot be loaded: {reason}") from None
 
-    async def unload(self, engine, adapter, jobs):
-        """Frees the memory of an adapter when no request uses it any more."""
+    async def unload(self, engine, adapter, jobs, sleep):
+        """Frees the memory of an adapter when no request uses it any more, and the engine is awake."""
         number = adapter.lora_int_id
-        while any(job.adapter is not None and job.adapter.lora_int_id == number for job in jobs.values()):
+        is_used = lambda: any(job.adapter is not None and job.adapter.lora_int_id == number for job in jobs.values())  # noqa: E731
+        while sleep.level is not None or is_used():
             await asyncio.sleep(text.CANCELLED_EVERY_S)
         if self.loads.pop(number, None) is not None:
             await engine.remove_lora(number)
+
+
+class Asleep(Exception):
+    """A request that the engine cannot compute while it sleeps."""
+
+
+class Sleep:
+    """The sleep of an engine: the memory of its GPUs is free, and its processes go on. Changes follow each other."""
+
+    def __init__(self, model, is_enabled):
+        self.model = model
+        self.is_enabled = is_enabled
+        self.level = None
+        """1 if the weights are in the memory of the host, 2 if they are dropped; None while all is on the GPUs."""
+        self.has_weights = True
+        self.lock = asyncio.Lock()
+
+    def check_awake(self):
+        """Refuses a request that needs the engine while it sleeps."""
+        if self.level is not None:
+            raise Asleep(f"the model '{self.model}' sleeps: POST /wake_up?model={self.model} wakes it up")
+
+    async def run(self, operation, options, engine, adapters):
+        """Runs an operation, and returns the state after it."""
+        if options is None:
+            raise ValueError("models sleep and wake up by POST /sleep and POST /wake_up; GET /is_sleeping returns the state")
+        if not self.is_enabled:
+            raise ValueError(f"the model '{self.model}' cannot sleep: {FILE} must have \"enable_sleep_mode\": true")
+        if operation == text.SLEEP:
+            await self.sleep(engine, options["level"], options["mode"])
+        elif operation == text.WAKE_UP:
+            await self.wake_up(engine, adapters, options["tags"])
+        return "awake" if self.level is None else "sleeping"
+
+    async def sleep(self, engine, level, mode):
+        """Frees the memory. vLLM ends running requests (`abort`), or waits for them (`wait`)."""
+        async with self.lock:
+            if self.level not in (None, level):
+                raise ValueError(f"level {level} is not possible: the model '{self.model}' sleeps at level {self.level}; wake it up first")
+            self.level, had_weights = level, self.has_weights
+            self.has_weights = had_weights and level == 1
+            try:
+                await engine.sleep(level, mode)
+            except Exception:
+                if not await engine.is_sleeping():
+                    self.level, self.has_weights = None, had_weights
+                raise
+
+    async def wake_up(self, engine, adapters, tags):
+        """Gets the parts with these tags back to the GPUs; all without tags. Dropped weights are read from their files again, before the
+        engine has a KV cache and so can compute."""
+        async with self.lock:
+            if not self.has_weights:
+                if tags == ["kv_cache"]:
+                    raise ValueError(f"tags kv_cache is not possible: the model '{self.model}' sleeps at level 2; wake up weights first")
+                await engine.wake_up(["weights"])
+                await engine.collective_rpc("reload_weights")
+                # vLLM has forgotten the adapters.
+                adapters.loads.clear()
+                self.has_weights = True
+                if tags == ["weights"]:
+                    return
+                tags = ["kv_cache"]
+            if await engine.wake_up(tags):
+                self.level = None
 
 
 class TritonPythonModel:
@@ -165,6 +231,7 @@ class TritonPythonModel:
         arguments = engine_arguments(version)
         own = config.get("parameters", {}).get("adapter_directory", {}).get("string_value")
         self.adapters = Adapters(version, own, arguments.get("enable_lora", False))
+        self.sleep = Sleep(args["model_name"], arguments.get("enable_sleep_mode", False))
         self.outputs = {entry["name"] for entry in config["output"]}
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.jobs = {}
@@ -257,6 +324,8 @@ class TritonPythonModel:
             # The server starts a new process, with a new engine.
             print("the engine of vLLM has ended; this process ends", file=sys.stderr, flush=True)
             self.loop.call_later(1, os._exit, 1)
+        except Asleep as error:
+            job.fail(pb_utils.TritonError(str(error), pb_utils.TritonError.UNAVAILABLE))
         except (ValueError, VLLMClientError) as error:
             job.fail(text.invalid(str(error)))
         except Exception as error:
@@ -272,6 +341,10 @@ class TritonPythonModel:
         given = job.request
         if given.operation in (text.LOAD_ADAPTER, text.UNLOAD_ADAPTER):
             return await self.change_adapter(job)
+        if given.operation in text.SLEEP_OPERATIONS:
+            return await self.change_sleep(job)
+        if not given.operation or job.adapter is not None:
+            self.sleep.check_awake()
         if job.adapter is not None:
             await self.adapters.load(self.engine, job.adapter, given.adapter)
         is_long = len(given.text) > LONG_TEXT
@@ -288,6 +361,8 @@ class TritonPythonModel:
         prompt = {"prompt_token_ids": tokens}
         if job.images:
             prompt["multi_modal_data"] = {images.INPUT: await asyncio.to_thread(images.read, job.images)}
+        # The sleep may have begun meanwhile.
+        self.sleep.check_awake()
         async for output in self.engine.generate(prompt, job.sampling, name, lora_request=job.adapter):
             job.take(output)
             if given.stream and not output.finished and job.sender.is_ready():
@@ -301,11 +376,19 @@ class TritonPythonModel:
         if loaded is None:
             raise ValueError("adapters are loaded and unloaded by POST /v1/load_lora_adapter and /v1/unload_lora_adapter")
         if job.request.operation == text.LOAD_ADAPTER:
+            self.sleep.check_awake()
             await self.adapters.load(self.engine, adapter, loaded)
         else:
             job.adapter = None
-            self.unloading = self.loop.create_task(self.adapters.unload(self.engine, adapter, self.jobs))
+            self.unloading = self.loop.create_task(self.adapters.unload(self.engine, adapter, self.jobs, self.sleep))
         job.sender.send(text.tokens_response([loaded.name]), text.FINAL)
+
+    async def change_sleep(self, job):
+        """Runs an operation about the sleep of the engine, and answers with the state after it."""
+        given = job.request
+        # A client that leaves does not end the change, which would leave the engine between two states.
+        self.changing = self.loop.create_task(self.sleep.run(given.operation, given.sleep, self.engine, self.adapters))
+        job.sender.send(text.tokens_response([await asyncio.shield(self.changing)]), text.FINAL)
 
     def tokens_response(self, operation, tokens):
         """Returns the response to a request for tokens, with the text of each, or for the text of tokens."""
@@ -339,13 +422,14 @@ def engine_arguments(version):
 
 
 def parameters_of(arguments):
-    """Returns the parameters of the configuration that the server needs: the chat template with its special tokens, and the number of
-    requests that the engine holds. Those above it wait in the queue of the server."""
+    """Returns the parameters of the configuration that the server needs: the chat template with its special tokens, whether the model
+    can sleep, and the number of requests that the engine holds. Those above it wait in the queue of the server."""
     sequences = arguments.get("max_num_seqs") or DEFAULT_SEQUENCES
     model = arguments.get("tokenizer") or arguments.get("model") or ""
     context = {"context_length": str(length)} if (length := arguments.get("max_model_len")) else {}
     own = {"max_open_requests": text.open_requests(sequences)} | context
-    return own | text.template_of(lambda name: file_of(model, name))
+    sleep = {"sleep_mode": "true"} if arguments.get("enable_sleep_mode") else {}
+    return own | sleep | text.template_of(lambda name: file_of(model, name))
 
 
 def file_of(model, name):
