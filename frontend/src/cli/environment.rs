@@ -28,7 +28,8 @@ const OWN: &str = "PHAROS_";
 
 /// Variables that other programs of this project read, such as workers, tests and configurations of
 /// other programs.
-const OTHERS: [&str; 32] = [
+const OTHERS: [&str; 33] = [
+    "PHAROS_AIPERF_PYTHON",
     "PHAROS_AZURITE",
     "PHAROS_BACKEND_LIBRARY",
     "PHAROS_BIN",

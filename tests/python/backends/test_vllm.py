@@ -10,28 +10,15 @@ import openai
 import pytest
 
 from harness.server import ROOT, Server, kill_all, total
+from harness.vllm import ARGUMENTS, OWN, PYTHON, VARIABLES, needs_vllm
 from harness.waiting import DEADLINE_S, eventually
 
-PYTHON = os.environ.get("PHAROS_VLLM_PYTHON", "")
-pytestmark = [
-    pytest.mark.skipif(not PYTHON, reason="PHAROS_VLLM_PYTHON names no interpreter with vLLM: `make test-vllm` installs it (6 GB)"),
-    pytest.mark.timeout(600),
-]
-OWN = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4}
-ADAPTERS = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 8}
-ARGUMENTS = {"model": "hf"} | OWN | ADAPTERS
+pytestmark = needs_vllm
 CONFIG = """
 backend: "vllm"
 instance_group [ { count: 1 kind: KIND_MODEL } ]
 parameters { key: "adapter_directory" value: { string_value: "../../../adapters" } }
 """
-VARIABLES = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
 
 
 def write_adapter(folder, seed: int):

@@ -9,9 +9,10 @@ import subprocess
 import openai
 import pytest
 
-from backends.test_vllm import ARGUMENTS, PYTHON, VARIABLES, pytestmark  # noqa: F401
 from harness.server import ROOT, Server, kill_all
+from harness.vllm import ARGUMENTS, PYTHON, VARIABLES, needs_vllm
 
+pytestmark = needs_vllm
 Image = pytest.importorskip("PIL.Image", reason="Pillow is missing: `pip install pillow`")
 
 

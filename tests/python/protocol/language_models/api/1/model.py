@@ -13,6 +13,11 @@ import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
+async def take(seconds):
+    """Takes the time of a token."""
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
 class TritonPythonModel:
     async def execute(self, requests):
         await asyncio.gather(*(self.answer(request) for request in requests))
@@ -40,7 +45,7 @@ class TritonPythonModel:
         if not body.get("stream"):
             return send(sender, whole(path, body, words, usage))
         for number, word in enumerate(words):
-            await asyncio.sleep(body.get("delay_ms", 0) / 1000)
+            await take(body.get("delay_ms", 0) / 1000)
             if request.is_cancelled():
                 raise ValueError("the client has left")
             if number == body.get("fail_at"):
