@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from harness.server import ROOT
-from harness.waiting import DEADLINE_S
+from harness.waiting import DEADLINE_S, eventually_async, pause_as_async_client
 
 package = pytest.importorskip("pharos_worker.runners", reason="pharos_worker is missing: `make wheel` builds it")
 
@@ -230,14 +230,16 @@ def test_a_client_that_leaves_does_not_end_the_change(runner):
         gate.clear()
         job = model.job("sleep", {"level": 1, "mode": "wait"})
         task = asyncio.create_task(model.model.answer(job))
-        while not model.calls:
-            await asyncio.sleep(0)
+        async def has_begun():
+            return model.calls
+
+        await eventually_async("the engine begins to sleep", has_begun)
         job.task.cancel()
         await task
         assert job.sender.responses[0].error().code() == runner.pb_utils.TritonError.CANCELLED
         assert (await model.ask())[0] == runner.pb_utils.TritonError.UNAVAILABLE
         wake = asyncio.create_task(model.wake_up())
-        await asyncio.sleep(0.01)
+        await pause_as_async_client(0.01)
         assert model.calls == [("sleep", 1, "wait")]
         gate.set()
         assert await wake == "awake"
@@ -252,7 +254,7 @@ def test_an_unload_of_an_adapter_waits_for_the_end_of_the_sleep(runner):
         model.model.adapters.loads[7] = True
         await model.sleep()
         assert await model.ask("unload_adapter", None, ADAPTER) == "a"
-        await asyncio.sleep(3 * runner.text.CANCELLED_EVERY_S)
+        await pause_as_async_client(3 * runner.text.CANCELLED_EVERY_S)
         assert ("remove_lora", 7) not in model.calls
         await model.wake_up()
         await model.model.unloading
