@@ -114,8 +114,8 @@ pub(super) struct AddedTokens {
 }
 
 impl TokenProgress {
-    /// Returns the counts of a response with the tokens since the previous one, which
-    /// [`Self::advance`] has taken.
+    /// Returns the counts of a response with the tokens since the previous one, which is counted
+    /// already.
     #[must_use]
     pub fn since_previous(&self, counts: TokenCounts) -> TokenCounts {
         let before = self.generated.load(Ordering::Relaxed);
