@@ -19,7 +19,7 @@ from harness.ports import free_ports
 from harness.server import EXAMPLES, ROOT, Process, Server, binary
 from harness.waiting import DEADLINE_S, eventually
 
-MOST_BYTES = 45e6
+MOST_BYTES = 55e6
 HANDLER = "def handle(data, context):\n    return None if data is None else ['from the archive'] * len(data)\n"
 PROPERTIES = """
 inference_address=http://127.0.0.1:{}
