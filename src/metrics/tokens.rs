@@ -209,7 +209,7 @@ impl TokenProgress {
             Some(in_all) => in_all.saturating_sub(self.charged.load(Ordering::Relaxed)),
             None => counts.generated.unwrap_or(estimated.generated),
         };
-        self.charged.fetch_add(of_output, Ordering::Relaxed);
+        add_up(&self.charged, of_output);
         of_prompt.saturating_add(of_output)
     }
 }
@@ -347,6 +347,7 @@ impl TokenCells {
     }
 }
 
+/// Adds tokens to a sum, which one thread at a time changes.
 fn add_up(sum: &AtomicU64, tokens: u64) {
     let before = sum.load(Ordering::Relaxed);
     sum.store(before.saturating_add(tokens), Ordering::Relaxed);
@@ -426,6 +427,18 @@ mod tests {
             TokenCounts { generated_in_all: Some(4), arrived: Some(1), ..Default::default() };
         let added = whole.advance(whole.since_previous(counts), &timeline(9), true);
         assert_eq!((added.generated, added.first_ns), (4, None));
+    }
+
+    #[test]
+    fn the_charge_of_a_huge_number_does_not_wrap_around() {
+        let progress = TokenProgress::default();
+        let charged = |generated, generated_in_all| {
+            let counts = TokenCounts { generated, generated_in_all, ..Default::default() };
+            progress.advance(counts, &timeline(2), false).charged
+        };
+        assert_eq!(charged(Some(u64::MAX), None), u64::MAX);
+        assert_eq!(charged(Some(2), None), 2);
+        assert_eq!(charged(None, Some(9)), 0, "more was charged before");
     }
 
     #[test]
