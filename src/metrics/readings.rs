@@ -34,7 +34,7 @@ pub struct Named {
     family: Arc<Family>,
     /// The definition with this name, its unit and its labels.
     spec: Arc<MetricSpec>,
-    /// The labels that differ from those of the family.
+    /// The labels that differ from the labels of the family.
     labels: Vec<OtherLabel>,
     /// The power of ten by which values are multiplied for this unit.
     digits: i32,

@@ -1,7 +1,7 @@
 //! Models that generate text: which models they are, and how they count tokens.
 //!
-//! The tensors are those of Triton's vllm_backend, of TensorRT-LLM's models in Triton, or those of models
-//! that [implement OpenAI's API](super::openai) themselves.
+//! The tensors are defined by Triton's vllm_backend, by TensorRT-LLM's models in Triton, or by
+//! [`openai`](super::openai) for models that implement OpenAI's API themselves.
 
 use pharos_metrics::record::{FinishReason, TokenCounts};
 

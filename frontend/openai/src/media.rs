@@ -81,7 +81,7 @@ impl Media {
     }
 }
 
-/// Returns a text, or that of the member `name` of an object.
+/// Returns the text of a value: the value itself, or the member `name` of an object.
 fn text(value: Value, path: &str, name: &str) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),

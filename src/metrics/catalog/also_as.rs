@@ -42,7 +42,7 @@ pub enum LabelValue {
 }
 
 impl OtherLabel {
-    /// Returns whether its value is that of a label of the metric.
+    /// Returns whether this label has the value of the label `label` of the metric.
     fn replaces(&self, label: &str) -> bool {
         matches!(&self.value, LabelValue::Of(own) if own == label)
     }
@@ -54,7 +54,7 @@ impl OtherName {
         Self { name: name.to_owned(), unit: None, labels: Vec::new(), digits: 0 }
     }
 
-    /// Returns the names of the labels, where those of the metric are `own`.
+    /// Returns the labels of the series under this name. `own` are the labels of the metric.
     pub(super) fn dimensions(&self, own: &[String]) -> Vec<String> {
         let own: Vec<(&str, &str)> = own.iter().map(|label| (label.as_str(), "")).collect();
         relabelled(&self.labels, &own).into_iter().map(|(name, _)| name.to_owned()).collect()

@@ -11,8 +11,8 @@ const LABELS: [(&str, &str); 2] = [("model_name", "model"), ("finished_reason", 
 /// The label of vLLM for the rank of an engine. The label `instance` distinguishes engines here.
 const ENGINE: (&str, &str) = ("engine", "0");
 
-/// Returns the metrics that vLLM has as well, by name, each with its names there. vLLM's buckets of
-/// histograms are those of the shipped file.
+/// Returns the metrics that vLLM has as well, by name, each with its names there. The
+/// histograms of the shipped file have the buckets of vLLM.
 pub(super) fn names() -> [(&'static str, &'static [&'static str]); 14] {
     [
         (ENGINE_RUNNING, &["vllm:num_requests_running"]),
@@ -39,7 +39,7 @@ pub(super) fn names() -> [(&'static str, &'static [&'static str]); 14] {
     ]
 }
 
-/// Adds those of vLLM's names to a metric of the catalog that nothing in it has yet.
+/// Adds names of vLLM to a metric of the catalog, except names that the catalog has already.
 pub(super) fn added(catalog: Catalog, metric: &str, names: &[&str]) -> Catalog {
     let Some((_, spec)) = catalog.find(metric) else { return catalog };
     let mut spec = spec.clone();

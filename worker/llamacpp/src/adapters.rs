@@ -1,5 +1,5 @@
-//! The adapters (LoRA) of a model: those of `multi_lora.json`, which are loaded with the model, and
-//! those that requests load, of which the engine keeps a limited number.
+//! The adapters (LoRA) of a model. The file `multi_lora.json` lists adapters that are loaded with
+//! the model. Requests load further adapters, of which the engine keeps a limited number.
 //!
 //! Loading an adapter changes the model of llama.cpp, so that only the thread of the engine does it,
 //! between two steps. Another thread has read the file before, so that the engine copies it from

@@ -1,5 +1,5 @@
-//! The instructions of the processor that llama.cpp uses: fixed by the build, or with the feature
-//! `variants` those of the fastest variant of ggml's library that the processor can run.
+//! The instructions of the processor that llama.cpp uses. The build fixes them. With the feature
+//! `variants`, the fastest variant of ggml's library that the processor can run is loaded instead.
 
 /// Returns an error unless the processor has the instructions of this build.
 #[cfg(not(feature = "variants"))]
