@@ -337,11 +337,7 @@ impl Contract {
         elements: usize,
         data: Vec<u8>,
     ) -> InferInput {
-        let mut shape = vec![1; rank + usize::from(self.has_batch)];
-        if let Some(last) = shape.last_mut() {
-            *last = elements as i64;
-        }
-        InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
+        tensors::input(name, datatype, rank + usize::from(self.has_batch), elements, data)
     }
 }
 

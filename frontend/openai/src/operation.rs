@@ -5,7 +5,7 @@ use pharos::model::ModelConfig;
 use pharos::model::generation::{OPERATION, TEXT_INPUT, TEXT_OUTPUT};
 use pharos::model::pooling::TEXT;
 use pharos::service::{Service, Streamed};
-use pharos::tensor::{DataType, Tensor};
+use pharos::tensor::DataType;
 use pharos_edge::Call;
 
 use crate::answer::Failure;
@@ -117,8 +117,6 @@ impl Operations {
         elements: usize,
         data: Vec<u8>,
     ) -> InferInput {
-        let mut shape = vec![1; usize::from(self.has_batch)];
-        shape.push(elements as i64);
-        InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
+        tensors::input(name, datatype, 1 + usize::from(self.has_batch), elements, data)
     }
 }

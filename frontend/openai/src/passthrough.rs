@@ -16,7 +16,7 @@ use pharos::model::ModelConfig;
 use pharos::model::openai::{OPENAI_PATH, OPENAI_REQUEST, OPENAI_RESPONSE, implements_openai};
 use pharos::request_trace::Operation;
 use pharos::service::{Protocol, Responses, Streamed};
-use pharos::tensor::{DataType, Tensor};
+use pharos::tensor::DataType;
 use pharos::timeline::Timeline;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -155,8 +155,7 @@ impl Passthrough {
 
     /// Returns an input of one element.
     fn input(&self, name: &str, datatype: DataType, data: Vec<u8>) -> InferInput {
-        let shape = vec![1; 1 + usize::from(self.has_batch)];
-        InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
+        tensors::input(name, datatype, 1 + usize::from(self.has_batch), 1, data)
     }
 }
 

@@ -1,6 +1,7 @@
-//! The data of tensors that every contract has: texts and tokens.
+//! The tensors that every contract has: texts and tokens.
 
-use pharos::tensor::{DataType, push_bytes_element};
+use pharos::infer::InferInput;
+use pharos::tensor::{DataType, Tensor, push_bytes_element};
 
 use crate::error::ApiError;
 
@@ -26,6 +27,22 @@ pub(crate) fn tokens(datatype: DataType, tokens: &[u32]) -> Vec<u8> {
         }
         _ => tokens.iter().flat_map(|id| id.to_le_bytes()).collect(),
     }
+}
+
+/// Returns an input with this many elements in its last dimension. The `rank` includes the dimension
+/// of a batch; all other dimensions are 1.
+pub(crate) fn input(
+    name: &str,
+    datatype: DataType,
+    rank: usize,
+    elements: usize,
+    data: Vec<u8>,
+) -> InferInput {
+    let mut shape = vec![1; rank];
+    if let Some(last) = shape.last_mut() {
+        *last = elements as i64;
+    }
+    InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
 }
 
 /// Returns the error of a field for which a model has no tensor.
