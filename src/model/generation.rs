@@ -1,7 +1,7 @@
 //! Models that generate text: which models they are, and how they count tokens.
 //!
 //! The tensors are defined by Triton's vllm_backend, by TensorRT-LLM's models in Triton, or by
-//! [`openai`](super::openai) for models that implement OpenAI's API themselves.
+//! [`openai`] for models that implement OpenAI's API themselves.
 
 use pharos_metrics::record::{FinishReason, TokenCounts};
 
