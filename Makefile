@@ -119,7 +119,7 @@ test-under-load: test-workers python-worker $(VENV)/ready ## the client tests in
 
 test-vllm: test-workers python-worker $(VENV)/ready ## the tests of the backend vllm with a real vLLM on CPUs (installs six gigabytes)
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
-	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/backends/test_vllm.py tests/python/backends/test_vllm_images.py
+	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/backends/test_vllm.py tests/python/backends/test_vllm_images.py tests/python/backends/test_vllm_audio.py
 
 test-benchmark-clients: test-workers python-worker llamacpp $(VENV)/ready ## the benchmark clients of vLLM and aiperf (eight gigabytes) with a small GGUF model
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl

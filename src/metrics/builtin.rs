@@ -156,6 +156,7 @@ builtins! {
     LlmRequestDuration = "pharos_llm_request_duration_seconds" of_tokens(TokenDistribution::Request);
     LlmRequestPromptTokens = "pharos_llm_request_prompt_tokens" of_tokens(TokenDistribution::PromptLength);
     LlmRequestGenerationTokens = "pharos_llm_request_generation_tokens" of_tokens(TokenDistribution::GenerationLength);
+    LlmAdapters = "pharos_llm_adapters_info" Family;
     BatchSize = "pharos_batch_size" tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" triton(Quantiles(Stage::Request));
     QueueSummary = "nv_inference_queue_summary_us" triton(Quantiles(Stage::Queue));

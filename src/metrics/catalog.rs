@@ -60,8 +60,14 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 /// The gauges of engines that run language models, which their backends record.
-pub const RECORDED_BY_ENGINES: [&str; 4] =
-    [ENGINE_RUNNING, ENGINE_WAITING, ENGINE_CACHE_USAGE, ENGINE_CACHE_TOKENS];
+pub const RECORDED_BY_ENGINES: [&str; 6] = [
+    ENGINE_RUNNING,
+    ENGINE_WAITING,
+    ENGINE_CACHE_USAGE,
+    ENGINE_CACHE_TOKENS,
+    ENGINE_ADAPTER_REQUESTS,
+    ENGINE_ADAPTER_SLOTS,
+];
 
 /// The gauge of the choices that an engine generates.
 pub const ENGINE_RUNNING: &str = "pharos_llm_running_requests";
@@ -74,6 +80,19 @@ pub const ENGINE_CACHE_USAGE: &str = "pharos_llm_kv_cache_usage_ratio";
 
 /// The gauge of the tokens for which an engine's KV cache has room.
 pub const ENGINE_CACHE_TOKENS: &str = "pharos_llm_kv_cache_tokens";
+
+/// The gauge of the requests of an adapter in an engine, with the labels [`ADAPTER_LABEL`] and
+/// [`ADAPTER_STATE_LABEL`].
+pub const ENGINE_ADAPTER_REQUESTS: &str = "pharos_llm_adapter_requests";
+
+/// The label with the name of an adapter.
+pub const ADAPTER_LABEL: &str = "adapter";
+
+/// The label that says whether the requests of an adapter run or wait.
+pub const ADAPTER_STATE_LABEL: &str = "state";
+
+/// The gauge of the adapters whose requests an engine computes in one step.
+pub const ENGINE_ADAPTER_SLOTS: &str = "pharos_llm_adapter_slots";
 
 named_enum! {
     /// How metrics leave the server: the key `mode` of `metrics.yaml`.

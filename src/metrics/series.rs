@@ -6,7 +6,7 @@
 //! Views read copies of the cells that a snapshot has made.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -16,7 +16,10 @@ use pharos_base::id::ModelVersion;
 use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
-use super::catalog::{ENGINE_CACHE_TOKENS, ENGINE_CACHE_USAGE, ENGINE_WAITING};
+use super::catalog::{
+    ADAPTER_LABEL, ADAPTER_STATE_LABEL, ENGINE_ADAPTER_REQUESTS, ENGINE_CACHE_TOKENS,
+    ENGINE_CACHE_USAGE, ENGINE_ADAPTER_SLOTS, ENGINE_WAITING,
+};
 use super::counts::ModelCounts;
 use super::durations::Durations;
 use super::family::{Registry, Series};
@@ -245,6 +248,17 @@ impl EngineLevels {
     }
 }
 
+/// The adapters (LoRA) of the requests in the engines of a model, of all of its instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdaptersInUse {
+    /// The names of those whose requests run.
+    pub running: BTreeSet<String>,
+    /// The names of those whose requests wait in an engine. An adapter may be in both.
+    pub waiting: BTreeSet<String>,
+    /// The adapters whose requests the engines compute in one step, together.
+    pub slots: u64,
+}
+
 impl ModelSeries {
     /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration.
     /// Each becomes a label `_KEY`, with invalid characters replaced by `_`; of equal names the
@@ -393,6 +407,31 @@ impl ModelSeries {
             }
         }
         levels
+    }
+
+    /// Returns the adapters that the engines of its instances have reported; `None` if no engine has
+    /// adapters.
+    pub fn adapters_in_use(&self) -> Option<AdaptersInUse> {
+        let mut adapters = AdaptersInUse::default();
+        for series in self.owned().series.values() {
+            let label = |name: &str| {
+                let at = series.spec().dimensions.iter().position(|label| label == name)?;
+                series.labels().get(at)
+            };
+            match series.spec().name.as_str() {
+                ENGINE_ADAPTER_SLOTS => adapters.slots += series.value() as u64,
+                ENGINE_ADAPTER_REQUESTS if series.value() > 0.0 => {
+                    let (adapter, state) = (label(ADAPTER_LABEL), label(ADAPTER_STATE_LABEL));
+                    let names = match state.map(String::as_str) {
+                        Some("waiting") => &mut adapters.waiting,
+                        _ => &mut adapters.running,
+                    };
+                    names.extend(adapter.cloned());
+                }
+                _ => {}
+            }
+        }
+        (adapters.slots > 0).then_some(adapters)
     }
 
     /// Returns whether the model was unloaded. Its workers may still print lines.

@@ -422,4 +422,6 @@ pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &[
     "pharos_llm_waiting_requests",
     "pharos_llm_kv_cache_usage_ratio",
     "pharos_llm_kv_cache_tokens",
+    "pharos_llm_adapter_requests",
+    "pharos_llm_adapter_slots",
 ];

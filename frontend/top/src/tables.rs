@@ -225,7 +225,7 @@ fn language_models(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let between = recent.distributions(Builtin::LlmInterval, model_key);
     // Requests wait in the queue of the server and in the engines.
     let queued = now.sums(Builtin::PendingRequests, model_key);
-    let [running, waiting, cache, _] = RECORDED_BY_ENGINES.map(|name| now.means(name, model_key));
+    let [running, waiting, cache, ..] = RECORDED_BY_ENGINES.map(|name| now.means(name, model_key));
     let mut rows = Vec::new();
     for key in keys {
         let tokens =

@@ -6,14 +6,20 @@ use super::{Catalog, ENGINE_CACHE_USAGE, ENGINE_RUNNING, MetricSpec};
 use crate::builtin::Builtin;
 
 /// The labels of vLLM with a value from this server's, which they replace.
-const LABELS: [(&str, &str); 2] = [("model_name", "model"), ("finished_reason", "reason")];
+const LABELS: [(&str, &str); 5] = [
+    ("model_name", "model"),
+    ("finished_reason", "reason"),
+    ("max_lora", "adapter_slots"),
+    ("running_lora_adapters", "running_adapters"),
+    ("waiting_lora_adapters", "waiting_adapters"),
+];
 
 /// The label of vLLM for the rank of an engine. The label `instance` distinguishes engines here.
 const ENGINE: (&str, &str) = ("engine", "0");
 
 /// Returns the metrics that vLLM has as well, by name, each with its names there. The
 /// histograms of the shipped file have the buckets of vLLM.
-pub(super) fn names() -> [(&'static str, &'static [&'static str]); 14] {
+pub(super) fn names() -> [(&'static str, &'static [&'static str]); 15] {
     [
         (ENGINE_RUNNING, &["vllm:num_requests_running"]),
         // Most requests wait in the queue of the server, not in the engine.
@@ -29,6 +35,7 @@ pub(super) fn names() -> [(&'static str, &'static [&'static str]); 14] {
         ),
         (Builtin::LlmGenerationTokens.name(), &["vllm:generation_tokens_total"]),
         (Builtin::LlmFinished.name(), &["vllm:request_success_total"]),
+        (Builtin::LlmAdapters.name(), &["vllm:lora_requests_info"]),
         (Builtin::LlmFirstToken.name(), &["vllm:time_to_first_token_seconds"]),
         (Builtin::LlmInterval.name(), &["vllm:inter_token_latency_seconds"]),
         (Builtin::LlmPerToken.name(), &["vllm:request_time_per_output_token_seconds"]),

@@ -11,7 +11,7 @@ import pytest
 
 from harness.gguf import COUNT, write_adapter, write_model
 from harness.llamacpp import SETTINGS, client_of, needs_llamacpp
-from harness.server import Server, kill_all, workers
+from harness.server import Server, kill_all, total, workers
 from harness.waiting import eventually
 
 pytestmark = needs_llamacpp
@@ -190,6 +190,32 @@ def test_running_requests_keep_an_unloaded_adapter(server, client):
     assert after_one(client, "to-five") == "five"
     text += "".join(part.choices[0].text for part in parts if part.choices)
     assert text.split() == ["loop"] * 400
+
+
+def test_the_requests_of_adapters_are_counted_in_the_engines(server, client):
+    """By name and state, for adapters of requests and of the model; they are 0 after the requests."""
+    load(server, "to-loop", "loop.gguf")
+
+    def counts() -> dict:
+        found = {}
+        for (name, labels), value in server.scrape().items():
+            labels = dict(labels)
+            if name == "pharos_llm_adapter_requests" and labels["model"] == "tiny":
+                key = labels["adapter"], labels["state"]
+                found[key] = found.get(key, 0) + value
+        return found
+
+    streams = []
+    for model in ("to-loop", "to-loop", "listed", "tiny"):
+        more = {"stream": True, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        streams.append(client.completions.create(model=model, prompt="one", max_tokens=400, **more))
+    running = {("to-loop", "running"): 2, ("listed", "running"): 1}
+    eventually("the requests of adapters run", lambda: running.items() <= counts().items())
+    for stream in streams:
+        stream.close()
+    eventually("they have ended", lambda: not any(counts().values()))
+    assert total(server.scrape(), "pharos_llm_adapter_slots", model="tiny") == 2, "one for each instance"
+    assert not [labels for (name, labels) in server.scrape() if "adapters_info" in name or "lora_requests_info" in name]
 
 
 def test_only_the_server_writes_the_parameter(server):

@@ -252,6 +252,31 @@ def test_a_stream_keeps_an_unloaded_adapter(client, tiny):
     assert found == whole
 
 
+def test_the_requests_of_adapters_are_counted(client, tiny):
+    """By the name that clients use, also for an adapter that was loaded by request: one of the two runs, since `max_loras` is 1."""
+    assert change(tiny, "load", lora_name="short", lora_path="2")[0] == 200
+
+    def counts() -> dict:
+        found = {}
+        for (name, labels), value in tiny.scrape().items():
+            if name == "pharos_llm_adapter_requests" and value:
+                labels = dict(labels)
+                found[labels["state"], labels["adapter"]] = value
+        return found
+
+    streams = []
+    for model in ("short", "listed"):
+        fields = {"max_tokens": 400, "stream": True, "extra_body": {"ignore_eos": True}}
+        streams.append(client.completions.create(model=model, prompt="one two", **fields))
+    expected = [{("running", one): 1, ("waiting", other): 1} for one, other in (("short", "listed"), ("listed", "short"))]
+    eventually("one runs and one waits", lambda: counts() in expected)
+    for stream in streams:
+        stream.close()
+    eventually("they have ended", lambda: not counts())
+    assert total(tiny.scrape(), "pharos_llm_adapter_slots", model="tiny") == 1
+    assert change(tiny, "unload", lora_name="short")[0] == 200
+
+
 def test_a_directory_of_hugging_face_is_a_model(tiny, start):
     """`pharos serve DIRECTORY` needs no configuration; `model.json` beside the weights has the arguments of the engine."""
     directory = tiny.folder / "models/tiny/1/hf"

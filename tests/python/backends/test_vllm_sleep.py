@@ -77,7 +77,7 @@ class Sender:
 @pytest.fixture
 def runner(monkeypatch):
     """The runner of this source tree, with doubles of vLLM's modules."""
-    names = ("text", "images", "files", "vllm")
+    names = ("text", "images", "audio", "files", "vllm")
     for name in names:
         monkeypatch.delitem(sys.modules, f"pharos_worker.runners.{name}", raising=False)
         monkeypatch.delattr(package, name, raising=False)
@@ -115,7 +115,7 @@ class Model:
         """Returns a request."""
         loaded = self.text.Adapter("a", "path", 1) if adapter else None
         request = self.text.Request("x", {}, False, False, set(), operation=operation, sleep=sleep, adapter=loaded)
-        return self.runner.Job(sender=Sender([]), request=request, sampling=None, adapter=adapter, choices=[self.text.Pending()], images=[])
+        return self.runner.Job(sender=Sender([]), request=request, sampling=None, adapter=adapter, choices=[self.text.Pending()], media={})
 
     async def ask(self, operation="", sleep=None, adapter=None):
         """Returns the text of the answer to a request, or the code and the message of its error."""

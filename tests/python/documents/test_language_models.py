@@ -92,7 +92,8 @@ def test_the_names_of_vllm_have_the_same_values(tmp_path):
             assert all(total(scrape, own + form) == total(scrape, other + form, model_name="tiny", engine="0") for form in forms), other
     assert not found, "names that the table does not have"
     labels = {label for name, labels in scrape if name.startswith("vllm:") for label, _ in labels}
-    assert labels == {"model_name", "version", "instance", "engine", "finished_reason", "le"}
+    adapters = {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+    assert labels == {"model_name", "version", "instance", "engine", "finished_reason", "le"} | adapters
     assert total(scrape, "vllm:generation_tokens_total") == 3
     assert total(scrape, "vllm:time_to_first_token_seconds_count") == total(scrape, "vllm:e2e_request_latency_seconds_count") == 1
     assert total(scrape, "vllm:request_success_total", finished_reason="length") == 1

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -35,10 +36,13 @@ from pharos_worker import metrics
 def initialize(self, args):
     number = args["model_instance_name"].rpartition("_")[2]
     labels = [args["model_name"], args["model_version"], number]
-    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_tokens": 512}
+    values = {"running_requests": 3, "waiting_requests": 2, "kv_cache_tokens": 512, "adapter_slots": 2}
     values["kv_cache_usage_ratio"] = 0.25 if number == "0" else 0.75
     for name, value in values.items():
         metrics.get_metric(f"pharos_llm_{name}", "gauge").add_or_update(value, labels)
+    adapters = {("french", "running"): 2, ("czech", "waiting"): 1} if number == "0" else {("german", "running"): 1, ("czech", "running"): 0}
+    for adapter, value in adapters.items():
+        metrics.get_metric("pharos_llm_adapter_requests", "gauge").add_or_update(value, [*labels, *adapter])
 
 
 TritonPythonModel.initialize = initialize
@@ -67,16 +71,22 @@ class TritonPythonModel:
 
 
 @pytest.fixture
-def server(start, tmp_path):
-    """A server with `words`, whose two instances record an engine's gauges, and `simple`, which generates no text."""
+def repository(tmp_path):
+    """Models: `words`, whose two instances record an engine's gauges, and `simple`, which generates no text."""
     shutil.copytree(MODELS, tmp_path / "models")
     shutil.copytree(EXAMPLES / "simple", tmp_path / "models/simple")
     words = tmp_path / "models/words"
     (words / "1/model.py").write_text((MODELS / "words/1/model.py").read_text() + GAUGES)
     config = (words / "config.pbtxt").read_text()
     (words / "config.pbtxt").write_text(config.replace("kind: KIND_CPU", "kind: KIND_CPU count: 2"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def server(start, tmp_path, repository):
+    """A server with the models and with objectives."""
     (tmp_path / "metrics.yaml").write_text((ROOT / "metrics.yaml").read_text() + SLOS)
-    return start([], f"--metrics-config={tmp_path / 'metrics.yaml'}", "--metrics-mode=prometheus", repository=tmp_path / "models")
+    return start([], f"--metrics-config={tmp_path / 'metrics.yaml'}", "--metrics-mode=prometheus", repository=repository)
 
 
 def complete(server, prompt="one two three four", stream=True, headers=None, **more) -> tuple:
@@ -187,6 +197,20 @@ def test_top_has_a_table_of_language_models(server):
     time = r"[\d.]+ (us|ms|s)"
     assert re.match(rf"words/1 +[\d.]+/s +[\d.]+/s +{time} +{time} +{time} +6 +[4-9] +50 %$", row), text
     assert "simple/1" not in text.partition("language model")[2].partition("streams of")[0], text
+
+
+def test_endpoint_pickers_see_the_adapters_of_engines(start, repository):
+    """A scrape has one series for the model, of both instances, which names the adapters with requests. Its value is the time, by which
+    pickers find the latest one."""
+    server = start([], "--metrics-config=also_as=vllm", repository=repository)
+
+    def series() -> list:
+        return [(dict(labels), value) for (name, labels), value in server.scrape().items() if name == "vllm:lora_requests_info"]
+
+    names = {"running_lora_adapters": "french,german", "waiting_lora_adapters": "czech"}
+    expected = {"model_name": "words", "version": "1", "engine": "0", "max_lora": "4", **names}
+    eventually("both engines are sampled", lambda: [labels for labels, _ in series()] == [expected])
+    assert series()[0][1] == pytest.approx(time.time(), abs=60)
 
 
 @needs_browser

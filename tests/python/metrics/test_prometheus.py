@@ -49,7 +49,7 @@ NO_DATA = {
     r"pharos_model_(gpu_)?memory_\w+": "no limit of the memory of models is set",
     r"pharos_on_demand_\w+": "no model is loaded on demand",
     r"pharos_model_load_progress_ratio": "no model loads",
-    r"pharos_llm_(running_requests|waiting_requests|kv_cache_usage_ratio|kv_cache_tokens)": "no engine of language models runs",
+    r"pharos_llm_(running_requests|waiting_requests|kv_cache_usage_ratio|kv_cache_tokens|adapter_requests|adapter_slots)": "no engine of language models runs",
     r"pharos_otlp_\w+": "nothing is pushed to a collector",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }

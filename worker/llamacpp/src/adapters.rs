@@ -15,7 +15,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
 use serde_json::{Map, Value};
 
-use crate::host::Failure;
+use crate::host::{Failure, Gauge, GaugeFamily};
 use crate::logs::logged_errors;
 
 /// The parameter of a request with an adapter that was loaded by request. The server sets it.
@@ -138,6 +138,51 @@ impl KnownAdapters {
             true => known.insert(load),
             false => known.remove(&load),
         };
+    }
+}
+
+/// The gauges of the choices of each adapter.
+pub(crate) struct AdapterGauges {
+    family: Option<GaugeFamily>,
+    /// The gauges by name and state, each with the number that was recorded last.
+    shown: BTreeMap<(String, &'static str), (Option<Gauge>, usize)>,
+}
+
+impl AdapterGauges {
+    pub(crate) fn new(family: Option<GaugeFamily>) -> Self {
+        Self { family, shown: BTreeMap::new() }
+    }
+
+    /// Records the choices of the requests that run and that wait, with the names of their adapters.
+    /// Adapters that are in neither become 0.
+    pub(crate) fn set(
+        &mut self,
+        running: impl Iterator<Item = (String, usize)>,
+        waiting: impl Iterator<Item = (String, usize)>,
+    ) {
+        let Some(family) = &self.family else { return };
+        let running = running.map(|(name, count)| (name, "running", count));
+        let waiting = waiting.map(|(name, count)| (name, "waiting", count));
+        let mut counts: BTreeMap<(String, &'static str), usize> = BTreeMap::new();
+        for (name, state, count) in running.chain(waiting) {
+            *counts.entry((name, state)).or_default() += count;
+        }
+        for key in counts.keys() {
+            self.shown
+                .entry(key.clone())
+                .or_insert_with(|| (family.with(&[key.0.as_str(), key.1]), 0));
+        }
+        for (key, (gauge, shown)) in &mut self.shown {
+            let count = counts.get(key).copied().unwrap_or_default();
+            if let Some(gauge) = gauge
+                && count != *shown
+            {
+                gauge.set(count as f64);
+            }
+            *shown = count;
+        }
+        // A name that is used again gets the same series.
+        self.shown.retain(|_, (_, shown)| *shown > 0);
     }
 }
 

@@ -22,7 +22,7 @@ use llguidance::Matcher;
 use serde_json::{Map, Value, json};
 
 use crate::BatchSize;
-use crate::adapters::{AdapterId, Adapters, RequestedAdapter, Unavailable};
+use crate::adapters::{AdapterGauges, AdapterId, Adapters, RequestedAdapter, Unavailable};
 use crate::host::{Elements, Failure, Gauge, Output, Responder};
 use crate::model::SharedModel;
 use crate::sampler::{Logprob, Sampler, logprobs};
@@ -104,6 +104,8 @@ pub(crate) struct Gauges {
     pub(crate) waiting: Option<Gauge>,
     pub(crate) cache_usage: Option<Gauge>,
     pub(crate) cache_tokens: Option<Gauge>,
+    pub(crate) adapter_slots: Option<Gauge>,
+    pub(crate) adapters: AdapterGauges,
 }
 
 /// Why a choice ended.
@@ -654,6 +656,13 @@ impl<'m> Engine<'m> {
         set(&self.gauges.waiting, self.waiting.len() as f64);
         set(&self.gauges.cache_usage, used as f64 / all as f64);
         set(&self.gauges.cache_tokens, all as f64);
+        // The adapters of a context apply to whole steps.
+        set(&self.gauges.adapter_slots, 1.0);
+        let choices = |sampling: &Sampling, count: usize| Some((sampling.adapter.clone()?, count));
+        let running = self.jobs.values().filter_map(|job| choices(&job.sampling, job.open));
+        let waiting = self.waiting.iter().map(|request| &request.sampling);
+        let waiting = waiting.filter_map(|sampling| choices(sampling, sampling.n as usize));
+        self.gauges.adapters.set(running, waiting);
     }
 }
 

@@ -204,22 +204,52 @@ impl<'a> Context<'a> {
     /// Returns a gauge of this instance, with the labels `model`, `version` and `instance`; `None`
     /// if the server does not record it.
     pub(crate) fn gauge(&self, name: &str) -> Option<Gauge> {
+        self.gauges(name)?.with(&[])
+    }
+
+    /// Returns the gauges of this instance whose further labels have values that become known later;
+    /// `None` if the server does not record them.
+    pub(crate) fn gauges(&self, name: &str) -> Option<GaugeFamily> {
         let mut metric = ptr::null_mut();
         let kind = interface::PHAROS_GAUGE as i32;
         let name = c_text(name);
         let found =
             call!(self.host, metric_get(self.raw.metrics, kind, name.as_ptr(), &raw mut metric));
-        if found != 0 {
-            return None;
-        }
-        let values =
+        let metric = NonNull::new(metric).filter(|_| found == 0)?;
+        let labels =
             [&self.model, &self.version.to_string(), &self.instance].map(|value| c_text(value));
-        let pointers = values.each_ref().map(|value| value.as_ptr());
+        Some(GaugeFamily { host: self.host, metric, labels })
+    }
+}
+
+/// Gauges of an instance that differ in the labels after `model`, `version` and `instance`.
+pub(crate) struct GaugeFamily {
+    host: Host,
+    metric: NonNull<interface::pharos_metric>,
+    labels: [CString; 3],
+}
+
+// SAFETY: metrics may be used on any thread, until the instance is destroyed, which waits for the
+// thread of the engine.
+unsafe impl Send for GaugeFamily {}
+
+impl GaugeFamily {
+    /// Returns the gauge with these values of the further labels; `None` if the metric has other
+    /// labels.
+    pub(crate) fn with(&self, further: &[&str]) -> Option<Gauge> {
+        let further: Vec<CString> = further.iter().map(|value| c_text(value)).collect();
+        let values = self.labels.iter().chain(&further);
+        let pointers: Vec<_> = values.map(|value| value.as_ptr()).collect();
         let mut series = ptr::null_mut();
         // The values are copied before the call returns.
         let made = call!(
             self.host,
-            metric_series(metric, pointers.as_ptr(), pointers.len(), &raw mut series)
+            metric_series(
+                self.metric.as_ptr(),
+                pointers.as_ptr(),
+                pointers.len(),
+                &raw mut series
+            )
         );
         let series = NonNull::new(series).filter(|_| made == 0)?;
         Some(Gauge { host: self.host, series })

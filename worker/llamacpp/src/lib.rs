@@ -29,7 +29,7 @@ use std::thread::{self, JoinHandle};
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::model::LlamaLoraAdapter;
 
-use crate::adapters::Adapters;
+use crate::adapters::{AdapterGauges, Adapters};
 use crate::engine::{Engine, Gauges, OutputPositions, Work};
 use crate::host::interface::{
     PHAROS_BACKEND_ABI_VERSION, pharos_batch, pharos_code, pharos_context, pharos_outputs,
@@ -79,6 +79,8 @@ impl Instance {
             waiting: context.gauge("pharos_llm_waiting_requests"),
             cache_usage: context.gauge("pharos_llm_kv_cache_usage_ratio"),
             cache_tokens: context.gauge("pharos_llm_kv_cache_tokens"),
+            adapter_slots: context.gauge("pharos_llm_adapter_slots"),
+            adapters: AdapterGauges::new(context.gauges("pharos_llm_adapter_requests")),
         };
         let (report, loaded) = channel();
         let is_pooling = outputs.embedding.is_some() || outputs.score.is_some();

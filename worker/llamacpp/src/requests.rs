@@ -283,7 +283,7 @@ impl Draft {
         max_sequences: u32,
         is_decoupled: bool,
     ) -> Result<Prompt, Failure> {
-        let sampling = match &self.sampling {
+        let mut sampling = match &self.sampling {
             Some(json) => Sampling::read(members(json)?)?,
             None => Sampling::read(std::mem::take(&mut self.parameters))?,
         };
@@ -304,11 +304,12 @@ impl Draft {
                 sampling.n
             )));
         }
-        let adapter = match (&sampling.adapter, &mut self.adapter) {
+        let id = match (&sampling.adapter, &mut self.adapter) {
             (None, None) => None,
             (Some(name), None) => Some(AdapterId::Listed(adapter(model, name)?)),
             (None, Some(requested)) => {
                 requested.find(&model.adapter_places, &model.known_adapters);
+                sampling.adapter = Some(requested.name.clone());
                 Some(AdapterId::Loaded(requested.load))
             }
             (Some(name), Some(requested)) => {
@@ -336,7 +337,7 @@ impl Draft {
         }
         let matcher = sampling.structure.as_ref();
         let matcher = matcher.map(|structure| model.matcher(structure)).transpose()?;
-        Ok(Prompt { tokens, sampling, matcher, adapter })
+        Ok(Prompt { tokens, sampling, matcher, adapter: id })
     }
 
     /// Returns the adapter of an operation, with its file.

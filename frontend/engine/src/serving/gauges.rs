@@ -1,6 +1,6 @@
 //! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,6 +61,7 @@ impl ModelTable {
         self.observe_states();
         self.observe_queues(&drivers);
         self.observe_load(&drivers, &doing);
+        self.observe_adapters(&drivers);
         self.observe_limits(&drivers);
         self.observe_sequences(&drivers);
         if let Some(responses) = &self.shared.response_cache {
@@ -282,6 +283,30 @@ impl ModelTable {
             .iter()
             .map(|(labels, count)| (labels.iter().map(String::as_str).collect(), *count as f64));
         self.shared.metrics.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
+    }
+
+    /// Sets the gauge that names the adapters of the requests in engines. Only models with adapters
+    /// have this series.
+    fn observe_adapters(&self, drivers: &[(Arc<Driver>, String)]) {
+        let name = Builtin::LlmAdapters.name();
+        if self.shared.metrics.find(name).is_none() {
+            return;
+        }
+        let joined = |names: &BTreeSet<String>| {
+            names.iter().map(String::as_str).collect::<Vec<_>>().join(",")
+        };
+        let mut found = Vec::new();
+        for (driver, version) in drivers {
+            if let Some(adapters) = driver.series.adapters_in_use() {
+                let (running, waiting) = (joined(&adapters.running), joined(&adapters.waiting));
+                found.push((driver, version, adapters.slots.to_string(), running, waiting));
+            }
+        }
+        let now = clock::wall_ns() as f64 / 1e9;
+        let rows = found.iter().map(|(driver, version, slots, running, waiting)| {
+            (vec![&*driver.model.name, version.as_str(), slots, running, waiting], now)
+        });
+        self.shared.metrics.set_gauges(Builtin::LlmAdapters, &rows.collect::<Rows<'_>>());
     }
 
     /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with

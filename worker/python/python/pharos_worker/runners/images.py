@@ -11,13 +11,6 @@ MOST_PIXELS = 100_000_000
 """The most pixels of a request, over all of its images. A small file can have any number of them; each takes three bytes."""
 
 
-def complete(config):
-    """Adds the input to a configuration."""
-    if all(entry["name"] != INPUT for entry in config.as_dict()["input"]):
-        config.add_input({"name": INPUT, "data_type": "TYPE_STRING", "dims": [-1], "optional": True})
-    return config
-
-
 def read(files):
     """Returns the images of files, in RGB. An image that cannot be read is an error with its number, from 0."""
     from PIL import Image

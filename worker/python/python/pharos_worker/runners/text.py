@@ -320,7 +320,8 @@ def execute(requests, read, run):
 
 
 class Gauges:
-    """The gauges of an instance."""
+    """The gauges of an instance. `adapter_slots` is the number of adapters (LoRA) whose requests the engine computes in one step; 0 if it
+    has no adapters."""
 
     NAMES = (
         "pharos_llm_running_requests",
@@ -329,27 +330,44 @@ class Gauges:
         "pharos_llm_kv_cache_tokens",
     )
 
-    def __init__(self, args):
-        self.series = []
-        for name in self.NAMES:
-            try:
-                self.series.append(metrics.get_metric(name, "gauge"))
-            except Exception:
-                # metrics.yaml does not have it.
-                self.series.append(None)
+    def __init__(self, args, adapter_slots=0):
+        self.series = [self.find(name) for name in self.NAMES]
         self.labels = [args["model_name"], args["model_version"], args["model_instance_name"]]
         self.at = 0.0
         self.busy = False
+        self.adapters = self.find("pharos_llm_adapter_requests")
+        self.shown = set()
+        """The adapters and states of which a number above 0 was recorded last."""
+        if adapter_slots:
+            self.set(self.find("pharos_llm_adapter_slots"), adapter_slots)
 
-    def record(self, now, running, waiting, kv_usage=None, kv_tokens=None):
-        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs."""
+    @staticmethod
+    def find(name):
+        try:
+            return metrics.get_metric(name, "gauge")
+        except Exception:
+            # metrics.yaml does not have it.
+            return None
+
+    def set(self, gauge, value, *labels):
+        if gauge is not None and value is not None:
+            gauge.add_or_update(float(value), self.labels + list(labels))
+
+    def record(self, now, running, waiting, kv_usage=None, kv_tokens=None, adapters=None):
+        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs. `adapters` has the
+        choices of each adapter by its name and state ("running", "waiting")."""
         busy = bool(running or waiting)
         if busy and self.busy and now - self.at < SAMPLE_EVERY_S:
             return
         self.at, self.busy = now, busy
-        for series, value in zip(self.series, (running, waiting, kv_usage, kv_tokens)):
-            if series is not None and value is not None:
-                series.add_or_update(float(value), self.labels)
+        for gauge, value in zip(self.series, (running, waiting, kv_usage, kv_tokens)):
+            self.set(gauge, value)
+        counts = adapters or {}
+        for labels in self.shown.difference(counts):
+            self.set(self.adapters, 0, *labels)
+        for labels, count in counts.items():
+            self.set(self.adapters, count, *labels)
+        self.shown = set(counts)
 
 
 def complete(config, parameters, left_out=(), has_tokens=False):

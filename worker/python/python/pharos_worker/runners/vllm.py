@@ -2,7 +2,7 @@
 (vLLM's `AsyncEngineArgs`), `1/multi_lora.json` the adapters by name. A version that has `config.json` is itself a model in Hugging
 Face's layout, which needs no `model.json`. Tensors and parameters are those of vllm_backend, with the
 additional outputs `token_ids`, `stop_reason`, `num_cached_tokens`, `prompt_token_ids` and `prompt_logprobs`. The input `operation` asks
-for the tokens of a text, or for the text of tokens. The input `image` has the images of a prompt.
+for the tokens of a text, or for the text of tokens. The inputs `image` and `audio` have the images and the clips of audio of a prompt.
 
 The engine holds all requests and runs them together. It runs in further processes, which vLLM starts and which end with this one. All of this module's work is on one event loop. Text for a client that reads slowly is collected and sent as one response.
 """
@@ -11,12 +11,13 @@ import asyncio
 import os
 import sys
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from pharos_worker.runners import files, images, text
+from pharos_worker.runners import audio, files, images, text
 
 ENGINE = None
 """The library version for logs and the served configuration; set when a model is loaded."""
@@ -26,6 +27,8 @@ DEFAULT_SEQUENCES = 256
 LONG_TEXT = 16_384
 """The characters of a prompt above which its tokens are found on another thread, so that the event loop goes on."""
 MOST_LOGPROBS = 20
+MEDIA = (images, audio)
+"""What reads the files of a prompt, each from its input."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,8 +39,8 @@ class Job(text.Job):
     adapter: object
     scores_only: bool = False
     """Whether the client wants the probabilities of its prompt alone. vLLM generates a token all the same."""
-    images: list
-    """The files of the images in the prompt, as base64."""
+    media: dict
+    """The files in the prompt, as base64, by their input: images and clips of audio."""
     task: object = None
 
     def take(self, output):
@@ -59,8 +62,9 @@ class Job(text.Job):
             choice.stop_reason = one.stop_reason if one.stop_reason is not None else choice.stop_reason
 
 
-def logger(gauges):
-    """Returns what vLLM creates for an engine, and calls after each step."""
+def logger(gauges, adapters_in_use):
+    """Returns what vLLM creates for an engine, and calls after each step. `adapters_in_use` returns the choices of each adapter by its name
+    and state, from those that run by vLLM's name."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Logger(StatLoggerBase):
@@ -75,7 +79,10 @@ def logger(gauges):
         def record(self, scheduler_stats=None, iteration_stats=None, *_, **__):
             if scheduler_stats is not None:
                 stats, now = scheduler_stats, asyncio.get_running_loop().time()
-                gauges.record(now, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage, self.tokens())
+                running, waiting = stats.num_running_reqs, stats.num_waiting_reqs
+                # The last choices have ended, and their requests may not have seen it yet.
+                adapters = adapters_in_use(stats.running_lora_adapters) if running or waiting else {}
+                gauges.record(now, running, waiting, stats.kv_cache_usage, self.tokens(), adapters)
 
         def log_engine_initialized(self):
             pass
@@ -113,6 +120,10 @@ class Adapters:
             known = ", ".join(self.listed) or "none"
             raise text.WrongRequest(f"lora_name '{name}' is not an adapter of the model; its adapters are: {known}")
         return LoRARequest(name, *self.listed[name])
+
+    def name_of(self, adapter):
+        """Returns the name of an adapter from the name of vLLM's request for it."""
+        return adapter if adapter in self.listed else adapter.rpartition("@")[0]
 
     async def load(self, engine, adapter, loaded):
         """Loads an adapter before its first request: one that cannot be loaded would end the engine. Its file is needed again after vLLM
@@ -220,7 +231,11 @@ class TritonPythonModel:
     def auto_complete_config(auto_complete_model_config):
         version = Path(pb_utils.get_model_dir())
         config = text.complete(auto_complete_model_config, parameters_of(engine_arguments(version)), has_tokens=True)
-        return images.complete(config)
+        known = {entry["name"] for entry in config.as_dict()["input"]}
+        for media in MEDIA:
+            if media.INPUT not in known:
+                config.add_input({"name": media.INPUT, "data_type": "TYPE_STRING", "dims": [-1], "optional": True})
+        return config
 
     def initialize(self, args):
         global ENGINE
@@ -239,14 +254,14 @@ class TritonPythonModel:
         sys.setswitchinterval(text.SWITCH_S)
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True).start()
-        self.run(self.start(arguments, text.Gauges(args))).result()
+        self.run(self.start(arguments, args)).result()
 
     def run(self, coroutine):
         """Runs a coroutine on the event loop of the engine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    async def start(self, arguments, gauges):
-        """Starts the engine."""
+    async def start(self, arguments, args):
+        """Starts the engine of the instance that `args` describes."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -254,11 +269,25 @@ class TritonPythonModel:
             engine_arguments = AsyncEngineArgs(**arguments)
         except TypeError as error:
             raise pb_utils.TritonModelException(f"{FILE} has an argument that vLLM does not know: {error}") from None
-        self.engine = AsyncLLM.from_engine_args(engine_arguments, stat_loggers=[logger(gauges)])
+        gauges = text.Gauges(args, engine_arguments.max_loras if engine_arguments.enable_lora else 0)
+        self.engine = AsyncLLM.from_engine_args(engine_arguments, stat_loggers=[logger(gauges, self.adapters_in_use)])
         self.tokenizer = self.engine.get_tokenizer()
         if asyncio.iscoroutine(self.tokenizer):
             self.tokenizer = await self.tokenizer
         self.watcher = self.loop.create_task(self.watch())
+
+    def adapters_in_use(self, running):
+        """Returns the choices of each adapter that run and that wait. vLLM tells which run, but only those that wait and have run before."""
+        counts = Counter()
+        for job in self.jobs.values():
+            if job.adapter is not None and not job.request.operation:
+                open_choices = sum(choice.finish_reason is None for choice in job.choices)
+                counts[self.adapters.name_of(job.adapter.lora_name), "waiting"] += open_choices
+        for adapter, count in running.items():
+            name = self.adapters.name_of(adapter)
+            counts[name, "running"] += count
+            counts[name, "waiting"] -= count
+        return +counts
 
     async def watch(self):
         """Cancels the requests whose clients have left, also those without a token yet."""
@@ -295,10 +324,10 @@ class TritonPythonModel:
             if number is not None and not 0 <= number <= MOST_LOGPROBS:
                 raise text.WrongRequest(f"{name} {number} is not allowed: it must be an integer from 0 to {MOST_LOGPROBS}")
         choices = [text.Pending() for _ in range(sampling.n)]
-        given = pb_utils.get_input_tensor_by_name(request, images.INPUT)
-        encoded = [] if given is None else given.as_numpy().reshape(-1).tolist()
+        given = {media.INPUT: pb_utils.get_input_tensor_by_name(request, media.INPUT) for media in MEDIA}
+        encoded = {name: tensor.as_numpy().reshape(-1).tolist() for name, tensor in given.items() if tensor is not None}
         return Job(
-            sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only, images=encoded
+            sender=sender, request=read, sampling=sampling, adapter=adapter, choices=choices, scores_only=scores_only, media=encoded
         )
 
     def tokens(self, prompt, add_special_tokens=True):
@@ -359,8 +388,9 @@ class TritonPythonModel:
             for choice in job.choices:
                 choice.text = given.text
         prompt = {"prompt_token_ids": tokens}
-        if job.images:
-            prompt["multi_modal_data"] = {images.INPUT: await asyncio.to_thread(images.read, job.images)}
+        for media in MEDIA:
+            if found := job.media.get(media.INPUT):
+                prompt.setdefault("multi_modal_data", {})[media.INPUT] = await asyncio.to_thread(media.read, found)
         # The sleep may have begun meanwhile.
         self.sleep.check_awake()
         async for output in self.engine.generate(prompt, job.sampling, name, lora_request=job.adapter):
