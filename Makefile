@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
+.PHONY: help llamacpp tract onnx-engine serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
   soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -30,8 +30,11 @@ tools:
 build: tools ## builds the server
 	$(CARGO) build $(PROFILE) --locked
 
-serve: build ## builds, then serves the examples with SERVE_FLAGS: HTTP 8000, gRPC 8001, metrics 8082
-	$(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
+serve: build onnx-engine ## builds, then serves the examples with SERVE_FLAGS: HTTP 8000, gRPC 8001, metrics 8082
+	ORT_DYLIB_PATH="$$(.ci/onnx-engine $(TARGET) path)" $(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
+
+onnx-engine: tools
+	.ci/onnx-engine $(TARGET) install
 
 # Examples. Each installs the packages of its models into a separate environment, which has several gigabytes for PyTorch because of its
 # CUDA libraries.
@@ -59,9 +62,18 @@ cluster: build ## three servers behind Envoy, restarted under load; CLUSTER_FLAG
 
 # Built together with the other packages: alone, their dependencies would have other features and be compiled again.
 test-workers: tools ## builds the server, the worker with the backend of the tests, and the example backend in Rust
-	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale -p pharos-test-backends
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale -p pharos-worker-tract \
+	  -p pharos-test-backends
+	$(INSTALL_TRACT)
 
 BACKENDS := $(TARGET)/release/backends
+# Hard links: a link to another directory would lead nowhere in a sandbox.
+INSTALL_TRACT = mkdir -p $(BACKENDS)/tract && ln -f $(TARGET)/release/pharos-worker-tract $(BACKENDS)/tract/
+
+tract: tools ## builds the backend of ONNX models for machines without ONNX Runtime, and installs it (some minutes)
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-tract
+	$(INSTALL_TRACT)
+
 example-backends: test-workers ## builds the example backends into the folder where the server searches for them
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {
-    ROOT: ("pharos-frontend", "pharos-worker", "pharos-worker-python"),
+    ROOT: ("pharos-frontend", "pharos-worker", "pharos-worker-tract", "pharos-worker-python"),
     ROOT / "worker/llamacpp": ("pharos-llamacpp",),
 }
 """The workspaces, and their packages whose executables and libraries are released."""
@@ -171,7 +171,8 @@ def archive(wheel: Path, notices: Path, target: Path) -> Path:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for name, content in sorted(files.items()):
                 entry = tarfile.TarInfo(f"{folder}/{name}")
-                entry.size, entry.mode = len(content), 0o755 if name.startswith("bin/") else 0o644
+                is_program = name.startswith("bin/") or Path(name).name.startswith("pharos-worker-")
+                entry.size, entry.mode = len(content), 0o755 if is_program else 0o644
                 tar.addfile(entry, io.BytesIO(content))
     return path
 

@@ -33,7 +33,7 @@ use ends::{Ends, HURRIED};
 use executable::Executable;
 use listen::Listeners;
 use pharos_edge::request_log;
-use pharos_engine::launch::Program;
+use pharos_engine::launch::{NO_ONNX_RUNTIME, Program};
 use pharos_engine::loader;
 use pharos_engine::onnxruntime;
 use pharos_engine::shared_memory;
@@ -462,6 +462,17 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
     ))
 }
 
+/// Logs what runs ONNX models.
+fn report_onnx(program: &Program) {
+    match &program.onnxruntime {
+        Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
+        None if program.has_tract() => tracing::info!(
+            "ONNX models run on tract; `pip install onnxruntime` has more operators and is faster"
+        ),
+        None => tracing::info!("{NO_ONNX_RUNTIME}"),
+    }
+}
+
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
@@ -469,12 +480,8 @@ fn settings(
     descriptors: Arc<Descriptors>,
 ) -> Result<engine::Settings, String> {
     let worker = worker_binary(options)?;
-    match &onnxruntime {
-        Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
-        None => tracing::info!(
-            "ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"
-        ),
-    }
+    let program = program(options, worker.clone(), onnxruntime)?;
+    report_onnx(&program);
     let execution_timeout = options.workers.worker_execution_timeout_secs;
     let (policies, issues) =
         HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
@@ -495,7 +502,7 @@ fn settings(
                 model_name: options.models.model_name.clone(),
                 cache_directory: options.models.cache_directory.clone(),
             },
-            program: program(options, worker, onnxruntime)?,
+            program,
             // A worker has no token.
             worker_uploads: options.models.allow_upload == Some(true),
             auto_complete: options.models.auto_complete(),
@@ -605,7 +612,7 @@ fn program(
         python: workers.python.clone(),
         forks: workers.worker_fork,
         python_preload: workers.python_preload.0.clone(),
-        backends: backends.or(own),
+        backends: backends.into_iter().chain(own).collect(),
         hidden: protection::hidden_variables(workers),
         user: workers.worker_user.clone(),
         sandboxes: workers.sandboxes(),

@@ -17,8 +17,8 @@ use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
 use super::catalog::{
-    ADAPTER_LABEL, ADAPTER_STATE_LABEL, ENGINE_ADAPTER_REQUESTS, ENGINE_CACHE_TOKENS,
-    ENGINE_CACHE_USAGE, ENGINE_ADAPTER_SLOTS, ENGINE_WAITING,
+    ADAPTER_LABEL, ADAPTER_STATE_LABEL, ENGINE_ADAPTER_REQUESTS, ENGINE_ADAPTER_SLOTS,
+    ENGINE_CACHE_TOKENS, ENGINE_CACHE_USAGE, ENGINE_WAITING,
 };
 use super::counts::ModelCounts;
 use super::durations::Durations;

@@ -32,7 +32,8 @@ const ARCHIVE: &str = ".mar";
 /// If a model configures no backend, the first one whose file exists is used.
 const BACKENDS: [KnownBackend; 9] = [
     known("onnxruntime", "onnxruntime_onnx", &["model.onnx", "model.ort"], &[".onnx", ".ort"]),
-    known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
+    // tract does not read ORT format, and says so.
+    known("tract", "onnxruntime_onnx", &["model.onnx", "model.ort"], &[]),
     known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
     known("python", "", &["model.py"], &[".py"]),
     known("sklearn", "", &["model.joblib", "model.pkl"], &[".joblib"]),

@@ -28,6 +28,10 @@ pub fn backend_advice(name: &str) -> &'static str {
             "serve tree models with backend: \"xgboost\" (model.json, model.ubj) or \"sklearn\" \
              (model.joblib)"
         }
+        "tract" => {
+            "the backend tract is built separately: `make tract` in the sources of the server; ONNX \
+             models run without it if ONNX Runtime is installed"
+        }
         "llamacpp" => {
             "the backend llamacpp is built separately: `make llamacpp` in the sources of the server \
              builds it and installs it there"

@@ -79,8 +79,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and
-    /// shared libraries.
+    /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime` and shared
+    /// libraries.
     pub fn new() -> Self {
         Self::default()
     }

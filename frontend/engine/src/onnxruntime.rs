@@ -1,7 +1,7 @@
 //! Finds ONNX Runtime's library, so that `pip install onnxruntime` is sufficient.
 //!
 //! The order is: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the
-//! PATH. Without any of them ONNX models run on the embedded tract.
+//! PATH. Without any of them ONNX models run on tract, if it is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -21,7 +21,7 @@ pub struct Workers {
     #[arg(long, value_name = "FILE", env = "PHAROS_WORKER_BINARY", help_heading = WORKERS)]
     pub worker_binary: Option<PathBuf>,
     /// ONNX Runtime library [default: ORT_DYLIB_PATH, else the library of the Python on the PATH;
-    /// without one, the embedded runtime executes ONNX models]
+    /// without one, tract executes ONNX models, if it is installed]
     #[arg(long, value_name = "FILE", env = "PHAROS_ONNXRUNTIME_LIBRARY", help_heading = WORKERS)]
     pub onnxruntime_library: Option<PathBuf>,
     /// Maximum seconds for a worker to load its model
@@ -156,8 +156,8 @@ pub struct Workers {
     )]
     pub worker_cpu_limit: Option<f64>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME
-    /// or DIR/NAME/model.py [default: backends next to this executable, or
-    /// ../lib/pharos/backends from there, if it exists]
+    /// or DIR/NAME/model.py. Those of the installation, in the directory backends next to this
+    /// executable or ../lib/pharos/backends from there, are available too
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
     /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies

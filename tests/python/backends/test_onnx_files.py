@@ -185,6 +185,10 @@ def test_operators_that_the_embedded_engine_does_not_have(tmp_path):
     unused = [*PRODUCT, node("Det", ["x"], ["d"])]
     file = onnx_file.model(unused, [fp32("x", "N", 4)], [fp32("y", "N", 3)], [constant("w", "FP32", WEIGHTS)])
     write(tmp_path / "models/unused/1/model.onnx", file)
+    weights = [constant("w", "FP32", np.ones((1, 6, 4), np.float32)), constant("r", "FP32", np.ones((1, 6, 2), np.float32))]
+    reverse = [node("GRU", ["x", "w", "r"], ["y"], hidden_size=2, direction="reverse")]
+    file = onnx_file.model(reverse, [fp32("x", "N", 1, 4)], [fp32("y", "N", 1, 1, 2)], weights)
+    write(tmp_path / "models/reverse/1/model.onnx", file)
     # Types that do not fit, which ONNX Runtime refuses too.
     unfit = onnx_file.model(PRODUCT, [fp32("x", "N", 5)], [fp32("y", "N", 3)], [constant("w", "FP32", WEIGHTS)])
     write(tmp_path / "models/unfit/1/model.onnx", unfit)
@@ -194,6 +198,8 @@ def test_operators_that_the_embedded_engine_does_not_have(tmp_path):
             assert state == "UNAVAILABLE", name
             assert f"tract cannot load '{tmp_path}/models/{name}/1/model.onnx': it does not have the operators {operator};" in reason
             assert "`pip install onnxruntime`" in reason and "--onnxruntime-library" in reason
+        state, reason = loaded(server, "reverse")
+        assert state == "UNAVAILABLE" and "it computes GRU with direction 'reverse' wrong; " in reason and "pip install onnxruntime" in reason
         state, reason = loaded(server, "unfit")
         assert state == "UNAVAILABLE" and "pip install onnxruntime" in reason
         assert row(server, "unused") == [60, 70, 80]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -264,14 +265,12 @@ def test_the_requests_of_adapters_are_counted(client, tiny):
                 found[labels["state"], labels["adapter"]] = value
         return found
 
-    streams = []
-    for model in ("short", "listed"):
-        fields = {"max_tokens": 400, "stream": True, "extra_body": {"ignore_eos": True}}
-        streams.append(client.completions.create(model=model, prompt="one two", **fields))
     expected = [{("running", one): 1, ("waiting", other): 1} for one, other in (("short", "listed"), ("listed", "short"))]
-    eventually("one runs and one waits", lambda: counts() in expected)
-    for stream in streams:
-        stream.close()
+    fields = {"prompt": "one two", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(client.completions.create, model=model, **fields) for model in ("short", "listed")]
+        eventually("one runs and one waits", lambda: counts() in expected)
+        assert [answer.result().usage.completion_tokens for answer in answers] == [400, 400]
     eventually("they have ended", lambda: not counts())
     assert total(tiny.scrape(), "pharos_llm_adapter_slots", model="tiny") == 1
     assert change(tiny, "unload", lora_name="short")[0] == 200

@@ -36,12 +36,12 @@ def client(tmp_path_factory):
     kill_all([server])
 
 
-def clip(seconds: float) -> dict:
+def clip(seconds: float, sample_bytes=2) -> dict:
     """Returns a clip as a part of a message."""
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
-        written.setparams((1, 2, RATE, 0, "NONE", ""))
-        written.writeframes(bytes(2 * int(RATE * seconds)))
+        written.setparams((1, sample_bytes, RATE, 0, "NONE", ""))
+        written.writeframes(bytes(sample_bytes * int(RATE * seconds)))
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}}
 
 
@@ -62,6 +62,7 @@ def test_clips_are_part_of_the_prompt(client):
 def test_wrong_clips_are_refused(client):
     """With the reasons of vLLM and of the backend."""
     wrong = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
-    for parts, why in (([clip(1)] * 3, "At most 2 audio"), ([wrong], "clip 0 is not a file of WAV"), ([clip(2000)], "more than 30000000 samples")):
+    long = clip(1000, sample_bytes=1)
+    for parts, why in (([clip(1)] * 3, "At most 2 audio"), ([wrong], "clip 0 is not a file of WAV"), ([long] * 2, "more than 30000000 samples")):
         with pytest.raises(openai.BadRequestError, match=why):
             prompt_tokens(client, *parts)

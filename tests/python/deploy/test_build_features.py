@@ -11,7 +11,8 @@ from harness.server import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed: its builds are not compared")
 SERVE = ["build"]
-TEST_WORKERS = ["build", "-p", "pharos", "-p", "pharos-frontend", "-p", "pharos-worker", "-p", "pharos-worker-scale", "-p", "pharos-test-backends"]
+TEST_WORKERS = ["build", "-p", "pharos", "-p", "pharos-frontend", "-p", "pharos-worker", "-p", "pharos-worker-scale", "-p", "pharos-worker-tract"]
+TEST_WORKERS += ["-p", "pharos-test-backends"]
 """As `make test-workers`."""
 TESTS = ["test", "--no-run", "--workspace"]
 

@@ -39,7 +39,7 @@ def wheels(notices, tmp_path_factory):
     """Wheels for both architectures, whose executables are small texts behind the head of an ELF file."""
     folder = tmp_path_factory.mktemp("wheels")
     for machine in (62, 183):
-        for name in ("pharos", "pharos-worker", "lib_native.so"):
+        for name in ("pharos", "pharos-worker", "pharos-worker-tract", "lib_native.so"):
             (folder / name).write_bytes(elf(machine, b"GLIBC_2.28") + name.encode())
         library = folder / "backends/llamacpp/libpharos_llamacpp.so"
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +95,7 @@ def test_a_release_has_every_file(wheels, tmp_path):
     with tarfile.open(tmp_path / f"a/pharos-{version}-linux-x86_64.tar.gz") as found:
         modes = {entry.name.partition("/")[2]: entry.mode for entry in found.getmembers()}
     assert modes["bin/pharos"] == modes["bin/pharos-worker"] == 0o755
+    assert modes["lib/pharos/backends/tract/pharos-worker-tract"] == 0o755
     assert "lib/pharos/backends/llamacpp/libpharos_llamacpp.so" in modes, "where the server in bin searches for it"
     assert {"LICENSE", "THIRD_PARTY_LICENSES.txt", "pharos.cdx.json", "pharos.service"} <= modes.keys()
     with zipfile.ZipFile(next((tmp_path / "a").glob("*x86_64.whl"))) as found:

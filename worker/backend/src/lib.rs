@@ -28,6 +28,7 @@ mod frames;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
+pub mod onnx;
 mod outputs;
 mod readiness;
 #[allow(unsafe_code)]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
+use pharos_backend::onnx::counts;
 use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
 use super::elements::{self, Operation};
@@ -154,7 +155,7 @@ fn add_sub_text(
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<u8>, InferError> {
     let pairs: Vec<_> = bytes_elements(left.data).zip(bytes_elements(right.data)).collect();
-    let elements_of = elements::counts(batch, left, pairs.len());
+    let elements_of = counts(batch, left, pairs.len());
     let mut result = Vec::with_capacity(left.data.len().max(right.data.len()));
     let mut pairs = pairs.into_iter();
     for (position, request) in batch.requests.iter().enumerate() {

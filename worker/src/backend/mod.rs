@@ -9,14 +9,12 @@ mod on_gpu;
 #[allow(unsafe_code)]
 mod onnxruntime;
 mod registry;
-mod tract;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pharos::error::InferError;
-use pharos::model::onnx::FILE_IN_DIRECTORY;
-use pharos_backend::{Context, load_error};
+use pharos_backend::load_error;
 
 use crate::device::Cuda;
 
@@ -47,23 +45,4 @@ fn ready_gpu(cuda: &Arc<Cuda>) -> Result<Arc<Cuda>, InferError> {
     }
     cuda.open().map_err(|fault| load_error(fault.to_string()))?;
     Ok(cuda.clone())
-}
-
-/// Returns the path of the model's file in the version directory: `default_model_filename` of the
-/// configuration, or `model.onnx`. If it is a directory, the model is the file `model.onnx` within,
-/// as in Triton.
-fn model_file(context: &Context<'_>) -> Result<PathBuf, InferError> {
-    let name = match context.config.default_model_filename.as_str() {
-        "" => "model.onnx",
-        name => name,
-    };
-    let mut path = context.directory.join(name);
-    if path.is_dir() {
-        path.push(FILE_IN_DIRECTORY);
-    }
-    if path.is_file() {
-        Ok(path)
-    } else {
-        Err(load_error(format!("the model file '{}' does not exist", path.display())))
-    }
 }

@@ -1,5 +1,5 @@
 //! ONNX models on ONNX Runtime. Its library is loaded when the worker starts and is not linked, so
-//! a machine without it runs the same executable (see `tract`).
+//! a machine without it runs the same executable.
 //!
 //! Inputs are borrowed from the arena without a copy. The runtime writes outputs whose shape is
 //! known before the run directly to the arena; other outputs (strings, shapes that depend on data)
@@ -31,12 +31,12 @@ use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
+use pharos_backend::onnx::{model_file, texts};
 use pharos_backend::{
-    Backend, Batch, Context, DeviceInputs, Input, Outputs, load_error, run_error,
+    Backend, Batch, Context, DeviceInputs, Input, Outputs, for_numbers, load_error, run_error,
 };
 
-use super::elements::{self, for_numbers};
-use super::{model_file, ready_gpu};
+use super::ready_gpu;
 use crate::device::Cuda;
 use device::{Computing, OnDevice};
 use session::Wanted;
@@ -92,8 +92,7 @@ pub(super) fn create(
     let environment = environment(library).map_err(|error| {
         load_error(format!(
             "ONNX Runtime cannot be loaded from '{}' ({LIBRARY_VARIABLE}): {error}; it needs \
-             version 1.17 or later, which `pip install onnxruntime` provides; `backend: \
-             \"tract\"` needs no library",
+             version 1.17 or later, which `pip install onnxruntime` provides",
             library.display()
         ))
     })?;
@@ -496,7 +495,7 @@ fn to_value<'a>(
             ort::value::Tensor::from_array((shape, values)).map_err(failed)?.into()
         }
         _ => {
-            let texts = elements::texts(input, batch, outputs)?;
+            let texts = texts(input, batch, outputs)?;
             ort::value::Tensor::from_string_array((shape, texts.as_slice())).map_err(failed)?.into()
         }
     });

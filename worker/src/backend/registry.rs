@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pharos::error::InferError;
 use pharos_backend::{Backend, Context, Create, load_error};
 
-use super::{builtin, native, onnxruntime, tract};
+use super::{builtin, native, onnxruntime};
 use crate::device::Cuda;
 
 /// Like [`Create`], for a backend of this crate, which uses the GPU driver.
@@ -28,11 +28,8 @@ pub(crate) struct Registry {
 impl Default for Registry {
     /// The backends of this crate.
     fn default() -> Self {
-        let builtin: [(_, CreateBuiltin); 3] = [
-            ("builtin", builtin::create),
-            ("onnxruntime", onnx),
-            ("tract", |context, _| tract::create(context)),
-        ];
+        let builtin: [(_, CreateBuiltin); 2] =
+            [("builtin", builtin::create), ("onnxruntime", onnx)];
         let backends = builtin.map(|(name, create)| (name, Creator::Builtin(create))).to_vec();
         Self { backends, fallback: None }
     }
@@ -86,14 +83,11 @@ impl Registry {
     }
 }
 
-/// Creates a backend for ONNX files: ONNX Runtime if its library is configured, otherwise tract.
+/// Creates a backend for ONNX files.
 fn onnx(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     match onnxruntime::library() {
         Some(library) => onnxruntime::create(context, cuda, &library),
-        None if context.on_gpu => {
-            Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed"))
-        }
-        None => tract::create(context),
+        None => Err(load_error("the library of ONNX Runtime is not configured")),
     }
 }
 
@@ -105,12 +99,12 @@ mod tests {
     fn a_backend_added_again_replaces_the_earlier_one() {
         let own: Create = |_| Err(load_error("own"));
         let mut registry = Registry::default();
-        for name in ["mine", "tract", "mine"] {
+        for name in ["mine", "onnxruntime", "mine"] {
             registry.add(name, own);
         }
-        assert_eq!(registry.names(), ["builtin", "onnxruntime", "tract", "mine"]);
+        assert_eq!(registry.names(), ["builtin", "onnxruntime", "mine"]);
         assert_eq!(
-            ["builtin", "tract", "mine"].map(|name| {
+            ["builtin", "onnxruntime", "mine"].map(|name| {
                 let mut found = registry.backends.iter().filter(|(known, _)| *known == name);
                 found
                     .any(|(_, creator)| matches!(creator, Creator::Added(create) if std::ptr::fn_addr_eq(*create, own)))

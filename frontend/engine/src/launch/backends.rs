@@ -1,15 +1,19 @@
 //! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable
 //! built with the library `pharos-worker`, or a `model.py` that runs models of that backend. As in
 //! Triton, libraries are searched in the directories of the version, the model and the backend, in
-//! this order. The others are searched only in the backend's directory, because a `model.py` in a
-//! version's directory belongs to the model.
+//! this order. The others are searched only in the backend's directories, that of the operator first,
+//! because a `model.py` in a version's directory belongs to the model.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pharos::model::backend_advice;
 
 use super::{ORDINARY, Program};
+
+/// The backend that runs ONNX models without the library of ONNX Runtime.
+pub(crate) const TRACT: &str = "tract";
 
 /// A backend that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +51,14 @@ pub(crate) fn find(
             name.escape_debug()
         ));
     }
-    let own = program.backends.as_ref().map(|directory| directory.join(name));
-    let all: Vec<&Path> = places.iter().copied().chain(own.as_deref()).collect();
+    let own: Vec<PathBuf> = program.backends.iter().map(|directory| directory.join(name)).collect();
+    let of_backend: Vec<&Path> = own.iter().map(PathBuf::as_path).collect();
+    // A model that only names tract runs no code of its own.
+    let places = if name == TRACT { &[] } else { places };
+    let all: Vec<&Path> = places.iter().chain(&of_backend).copied().collect();
     if let Some(path) = first_file(&all, &format!("libpharos_{name}.so")) {
         return Ok(Found::Library(path));
     }
-    let of_backend: Vec<&Path> = own.as_deref().into_iter().collect();
     if let Some(path) = first_file(&of_backend, &format!("pharos-worker-{name}")) {
         return Ok(Found::Worker(path));
     }
@@ -75,12 +81,13 @@ fn first_file(directories: &[&Path], name: &str) -> Option<PathBuf> {
 /// Returns the error for a backend that does not exist, or of which only a library for Triton
 /// exists.
 fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>) -> String {
-    let looked = match &program.backends {
-        Some(directory) => {
-            let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
-            format!("'{}' does not hold {wanted}", directory.join(name).display())
-        }
-        None => "no backend directory is set (--backend-directory)".to_owned(),
+    let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
+    let places = program.backends.iter().map(|directory| directory.join(name));
+    let places: Vec<String> = places.map(|place| format!("'{}'", place.display())).collect();
+    let looked = match places.as_slice() {
+        [] => "no backend directory is set (--backend-directory)".to_owned(),
+        [place] => format!("{place} does not hold {wanted}"),
+        places => format!("neither {} holds {wanted}", places.join(" nor ")),
     };
     let advice = match (backend_advice(name), of_triton) {
         ("", None) => String::new(),
@@ -103,13 +110,9 @@ fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>)
 pub(crate) fn available(program: &Program) -> Vec<String> {
     let known = ORDINARY.into_iter().chain(program.python_backends());
     let mut names: Vec<String> = known.map(str::to_owned).collect();
-    let entries = program.backends.as_ref().and_then(|directory| fs::read_dir(directory).ok());
-    let mut more: Vec<String> = entries
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| holds_a_backend(&entry.ok()?.path()))
-        .collect();
-    more.sort();
+    let entries = program.backends.iter().filter_map(|directory| fs::read_dir(directory).ok());
+    let more: BTreeSet<String> =
+        entries.flatten().filter_map(|entry| holds_a_backend(&entry.ok()?.path())).collect();
     names.extend(more);
     names
 }

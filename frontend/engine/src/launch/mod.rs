@@ -1,9 +1,9 @@
 //! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or a file of
 //! the backend directory. Reads files and unpacks environments; never starts a worker.
 //!
-//! The ordinary worker runs `builtin`, `onnxruntime` and `tract`. The Python package runs `python`,
-//! `pytorch`, `sklearn`, `xgboost` and [`Program::deployment_backends`]. Any other name is searched
-//! as described in `backends`.
+//! The ordinary worker runs `builtin` and `onnxruntime`. The Python package runs `python`, `pytorch`,
+//! `sklearn`, `xgboost` and [`Program::deployment_backends`]. Any other name is searched as described
+//! in `backends`.
 
 mod activation;
 mod archive;
@@ -35,7 +35,7 @@ use pharos_os::worker_user::WorkerUser;
 use sandbox::Sandbox;
 
 /// The backends of the ordinary worker.
-pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+pub(crate) const ORDINARY: [&str; 2] = ["builtin", "onnxruntime"];
 
 /// The backends of the Python package.
 const PYTHON: [&str; 6] = ["onnxruntime_genai", "python", "pytorch", "sklearn", "vllm", "xgboost"];
@@ -208,7 +208,7 @@ fn permitted(
     model: &Model<'_>,
     launch: &Launch,
 ) -> Result<Sandbox, String> {
-    let backends = program.backends.clone().map(backends::absolute);
+    let backends: Vec<PathBuf> = program.backends.iter().cloned().map(backends::absolute).collect();
     for (name, value) in &launch.variables {
         let value = value.clone().unwrap_or_default();
         match *name {
@@ -218,9 +218,7 @@ fn permitted(
             }
             LIBRARY | PYTHON_BACKEND => {
                 if let Some(directory) = Path::new(&value).parent()
-                    && backends
-                        .as_ref()
-                        .is_some_and(|of_operator| directory.starts_with(of_operator))
+                    && backends.iter().any(|of_operator| directory.starts_with(of_operator))
                 {
                     sandbox.permit([directory.to_owned()]);
                 }
@@ -245,6 +243,9 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
         if model.backend != "onnxruntime" {
             return Ok(native(program, program.worker.clone(), Vec::new()));
         }
+        if program.onnxruntime.is_none() {
+            return Err(format!("model '{}': {NO_ONNX_RUNTIME}", model.name));
+        }
         let launch = native(program, program.worker.clone(), with_packages(program));
         let modules = program.onnxruntime.iter().map(|_| ONNX_RUNTIME.to_owned()).collect();
         return Ok(Launch { preload: launch.preload.map(|_| modules), ..launch });
@@ -264,6 +265,11 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
         }
     }
 }
+
+/// Why ONNX models cannot run, and what to do.
+pub const NO_ONNX_RUNTIME: &str = "ONNX models need ONNX Runtime: `pip install onnxruntime` for the \
+                                   `python3` on the server's PATH, or --onnxruntime-library; or, in \
+                                   the sources of the server, `make tract`";
 
 type Variables = Vec<(&'static str, Option<OsString>)>;
 
@@ -364,8 +370,7 @@ pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
     let advice = "`pip install onnxruntime-gpu[cuda,cudnn]` installs it";
     let Some(library) = &program.onnxruntime else {
         return Some(format!(
-            "ONNX Runtime is not installed, and the embedded runtime supports only processors; \
-             {advice}"
+            "ONNX Runtime is not installed, and tract supports only processors; {advice}"
         ));
     };
     let provider = library.with_file_name(CUDA_PROVIDER);

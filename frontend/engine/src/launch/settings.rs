@@ -9,6 +9,7 @@ use pharos_os::control_groups::{ControlGroups, Limits};
 use pharos_os::worker_user::WorkerUser;
 
 use super::PYTHON;
+use super::backends::{self, TRACT};
 
 /// Settings of the programs that run models.
 #[derive(Clone, Debug, Default)]
@@ -23,8 +24,8 @@ pub struct Program {
     pub forks: bool,
     /// The modules that fork servers of Python workers import.
     pub python_preload: Vec<String>,
-    /// The directory of further backends.
-    pub backends: Option<PathBuf>,
+    /// The directories of further backends: that of the operator, and that of this installation.
+    pub backends: Vec<PathBuf>,
     /// Backends of the Python package that only some deployments use, in addition to the general
     /// ones.
     pub deployment_backends: Vec<&'static str>,
@@ -46,6 +47,11 @@ impl Program {
         let mut all: Vec<&str> = PYTHON.iter().chain(&self.deployment_backends).copied().collect();
         all.sort_unstable();
         all
+    }
+
+    /// Returns whether there is tract, which runs ONNX models without ONNX Runtime.
+    pub fn has_tract(&self) -> bool {
+        backends::find(self, "", TRACT, &[]).is_ok()
     }
 
     /// Returns whether the Python package has this backend.

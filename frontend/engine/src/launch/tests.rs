@@ -23,7 +23,8 @@ impl Fixture {
         let program = Program {
             worker: "/opt/pharos-worker".into(),
             python: Some("/bin/sh".into()),
-            backends: Some(root.join("backends")),
+            onnxruntime: Some("/opt/libonnxruntime.so".into()),
+            backends: vec![root.join("backends")],
             environments: root.join("environments"),
             deployment_backends: vec!["rows"],
             ..Program::default()
@@ -111,7 +112,7 @@ fn backends_are_found_in_the_documented_order() {
     assert_eq!(
         fixture.chosen("mine", None),
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, \
-         tract, onnxruntime_genai, python, pytorch, rows, sklearn, vllm, xgboost; \
+         onnxruntime_genai, python, pytorch, rows, sklearn, vllm, xgboost; \
          '/backends/mine' does not hold \
          libpharos_mine.so, pharos-worker-mine or model.py"
     );
@@ -142,7 +143,20 @@ fn backends_are_found_in_the_documented_order() {
         let error = fixture.choose(name, None).unwrap_err();
         assert!(error.contains("is not a valid backend name: allowed are letters"), "{error}");
     }
-    fixture.program.backends = None;
+    fixture.file("installed/mine/pharos-worker-mine", 0o755);
+    fixture.file("installed/second/pharos-worker-second", 0o755);
+    fixture.program.backends.push(fixture.root().join("installed"));
+    assert_eq!(
+        fixture.chosen("mine", None),
+        "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/1/libpharos_mine.so"
+    );
+    assert_eq!(fixture.chosen("second", None), "/installed/second/pharos-worker-second");
+    assert!(
+        fixture
+            .chosen("foo", None)
+            .contains("mine, other, second; neither '/backends/foo' nor '/installed/foo' holds")
+    );
+    fixture.program.backends.clear();
     assert!(
         fixture.chosen("foo", None).ends_with("no backend directory is set (--backend-directory)")
     );

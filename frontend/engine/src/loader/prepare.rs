@@ -27,6 +27,9 @@ use crate::store::{LocalError, ModelFiles, Overrides, Stores};
 use pharos_os::blocking;
 use pharos_telemetry::system::Devices;
 
+/// The backend of ONNX models.
+const ONNXRUNTIME: &str = "onnxruntime";
+
 /// A model that can be loaded.
 #[derive(Clone)]
 pub(super) struct Prepared {
@@ -398,12 +401,16 @@ fn configuration(
     };
     let mut names: Vec<&str> =
         launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
+    if settings.program.onnxruntime.is_none() && settings.program.has_tract() {
+        names.retain(|name| *name != ONNXRUNTIME);
+        names.push(backends::TRACT);
+    }
     let own = match draft.backend() {
         "" if gguf.is_some() => LLAMACPP.to_owned(),
         own => own.to_owned(),
     };
     let mut is_python = false;
-    if !own.is_empty() && !names.contains(&own.as_str()) {
+    if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
         let places =
             contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
         let found = backends::find(&settings.program, model, &own, &places.collect::<Vec<_>>())?;

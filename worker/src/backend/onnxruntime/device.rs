@@ -27,7 +27,7 @@ use pharos_backend::runtime::AlignedBuffer;
 use pharos_backend::{Batch, Context, Input, OutputMemory, Outputs, Source, load_error, run_error};
 
 use super::providers::{self, Provider};
-use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
+use super::{Output, borrow, run_or_withdraw, to_value, wrong_size};
 use crate::backend::on_gpu::{Run, copy_ahead, failed};
 use crate::device::{
     Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Prefetch, Queues, is_usable,
@@ -224,7 +224,7 @@ impl<'m> Step<'_, 'm> {
         let address =
             std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address()).unwrap_or(0));
         let device = self.device.clone();
-        for_numbers!(datatype, Number => {
+        pharos_backend::for_numbers!(datatype, Number => {
             // SAFETY: the module's contract. Inputs are only read.
             unsafe { borrow::<Number>(device, address, shape) }
         }, also Bf16 = bf16, otherwise {

@@ -1,5 +1,6 @@
-//! ONNX models on tract: pure Rust and embedded, so that a first run needs no installation. CPU
-//! only, one thread.
+//! The backend `tract`: ONNX models in pure Rust, for machines without the library of ONNX Runtime.
+//! CPU only, one thread. It is a program of its own because tract takes as long to compile as all the
+//! rest of the server.
 //!
 //! A model whose variable dimensions have names is optimized once, with symbols for them. A model
 //! that tract cannot optimize that way is optimized once for each combination of input shapes. A
@@ -7,20 +8,23 @@
 //! not have, or that it can optimize neither with symbols nor with [`TRIAL_SIZES`].
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::model::onnx;
 use pharos::tensor::{DataType, push_bytes_element};
-use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
+use pharos_backend::onnx::{model_file, texts};
+use pharos_backend::{Backend, Batch, Context, Input, Outputs, for_numbers, load_error, run_error};
+use pharos_worker::Worker;
+use tract_onnx::pb::NodeProto;
 use tract_onnx::prelude::{
     DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TDim,
     TValue, TVec, Tensor, TractResult, TypedRunnableModel,
 };
+use tract_onnx::tract_core::internal::{bail, ensure};
 use tract_onnx::tract_hir::infer::Factoid;
-
-use super::elements::{self, for_numbers};
-use super::model_file;
 
 /// Maximum number of plans for different input shapes; when one more is needed, all are dropped.
 const MAX_PLANS: usize = 64;
@@ -50,8 +54,12 @@ struct Tract {
     outputs: Vec<Option<(usize, DataType)>>,
 }
 
+fn main() -> ExitCode {
+    Worker::new().backend("tract", create).run()
+}
+
 /// Loads the model's file.
-pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let path = model_file(context)?;
     let unusable = |error: &dyn std::fmt::Display| {
         load_error(format!("tract cannot load '{}': {error}", path.display()))
@@ -59,9 +67,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     if onnx::is_ort_format(&context.config.default_model_filename) {
         return Err(unusable(&format!("only ONNX Runtime reads its own format; {REMEDY}")));
     }
-    let mut model = tract_onnx::onnx()
-        .model_for_path(&path)
-        .map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let mut model = read(&path).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     let missing =
         missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     if !missing.is_empty() {
@@ -100,6 +106,41 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         try_sizes(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     }
     Ok(Box::new(Tract { model, symbolic, plans: HashMap::new(), inputs, outputs }))
+}
+
+/// Reads the model's file.
+///
+/// # Errors
+/// tract cannot read it, or would compute it wrong.
+fn read(path: &Path) -> TractResult<InferenceModel> {
+    let onnx = tract_onnx::onnx();
+    let file = onnx.proto_model_for_path(path)?;
+    if let Some(nodes) = file.graph.as_ref().map(|graph| &graph.node)
+        && let Some(wrong) = nodes.iter().find_map(computed_wrong)
+    {
+        bail!("it computes {wrong} wrong");
+    }
+    let folder = path.parent().and_then(Path::to_str);
+    let parsed = onnx.parse(&file, folder)?;
+    ensure!(
+        parsed.unresolved_inputs.is_empty(),
+        "the graph lacks {}",
+        parsed.unresolved_inputs.join(", ")
+    );
+    Ok(parsed.model)
+}
+
+/// Returns the operator and attribute of a node that tract computes wrong, by the tests of ONNX's
+/// operators.
+fn computed_wrong(node: &NodeProto) -> Option<String> {
+    let (attribute, value) = match node.op_type.as_str() {
+        "RNN" | "GRU" | "LSTM" => ("direction", "reverse"),
+        "SpaceToDepth" => ("mode", "CRD"),
+        _ => return None,
+    };
+    let found = node.attribute.iter().find(|own| own.name == attribute)?;
+    let is_wrong = found.s == value.as_bytes();
+    is_wrong.then(|| format!("{} with {attribute} '{value}'", node.op_type))
 }
 
 /// Returns the operators that tract does not have, among those on which the outputs depend: sorted,
@@ -260,7 +301,7 @@ fn text_tensor(
     batch: &Batch<'_>,
     outputs: &mut Outputs<'_>,
 ) -> Result<Tensor, InferError> {
-    let texts = elements::texts(input, batch, outputs)?;
+    let texts = texts(input, batch, outputs)?;
     let array = tract_onnx::prelude::tract_ndarray::ArrayD::from_shape_vec(shape, texts);
     array.map(Tensor::from).map_err(|error| run_error(format!("input '{}': {error}", input.name)))
 }
