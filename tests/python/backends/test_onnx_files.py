@@ -4,6 +4,7 @@ whose outputs are no batch."""
 import base64
 import concurrent.futures
 import json
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -12,7 +13,7 @@ import pytest
 from backends.onnx_models import fp32
 from harness import onnx_file
 from harness.onnx_file import SEQUENCE, constant, external_constant, node
-from harness.server import Server
+from harness.server import Server, binary
 from harness.waiting import eventually
 from harness.wire import tensor
 
@@ -207,6 +208,27 @@ def test_operators_that_the_embedded_engine_does_not_have(tmp_path):
         # ONNX Runtime's StringNormalizer needs a locale that many machines do not have.
         served = MISSING.keys() - {"normalizer"}
         assert {name: loaded(server, name) for name in served} == dict.fromkeys(served, ("READY", ""))
+
+
+def test_a_build_without_an_engine_for_onnx_says_what_is_missing(tmp_path):
+    """Neither ONNX Runtime nor tract, as after `cargo build`. A model that names tract loads no library of its own directory in its place."""
+    for name in ("pharos", "pharos-worker"):
+        shutil.copy(binary().with_name(name), tmp_path / name)
+    for model, config in {"m": "", "named": 'backend: "onnxruntime"', "tract": 'backend: "tract"'}.items():
+        write(tmp_path / "models" / model / "1/model.onnx", product())
+        if config:
+            (tmp_path / "models" / model / "config.pbtxt").write_text(config)
+    write(tmp_path / "models/tract/libpharos_tract.so", b"")
+    server = Server(tmp_path, [tmp_path / "models"], LENIENT)
+    server.command[0] = str(tmp_path / "pharos")
+    server.environment = {"PATH": SYSTEM_PATH, "ORT_DYLIB_PATH": ""}
+    with server:
+        for model in ("m", "named"):
+            state, reason = loaded(server, model)
+            assert state == "UNAVAILABLE" and "`pip install onnxruntime`" in reason and "`make tract`" in reason, reason
+        state, reason = loaded(server, "tract")
+        assert state == "UNAVAILABLE" and "backend 'tract' of model 'tract' is not available here" in reason and "`make tract`" in reason, reason
+        assert "ONNX models need ONNX Runtime" in server.log.read_text()
 
 
 def select(first: str, last: str) -> bytes:
