@@ -33,7 +33,7 @@ use ends::{Ends, HURRIED};
 use executable::Executable;
 use listen::Listeners;
 use pharos_edge::request_log;
-use pharos_engine::launch::{NO_ONNX_RUNTIME, Program};
+use pharos_engine::launch::{NO_ONNX_RUNTIME, Program, has_tract};
 use pharos_engine::loader;
 use pharos_engine::onnxruntime;
 use pharos_engine::shared_memory;
@@ -466,7 +466,7 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
 fn report_onnx(program: &Program) {
     match &program.onnxruntime {
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
-        None if program.has_tract() => tracing::info!(
+        None if has_tract(program) => tracing::info!(
             "ONNX models run on tract; `pip install onnxruntime` has more operators and is faster"
         ),
         None => tracing::info!("{NO_ONNX_RUNTIME}"),

@@ -177,7 +177,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "worker/backend/src/",
         floors: &[
-            independent(&["readiness"]),
+            independent(&["readiness", "onnx"]),
             independent(&["backend"]),
             independent(&["outputs", "batch", "calls"]),
             independent(&["responder"]),
@@ -363,7 +363,7 @@ pub(crate) const PACKAGES: &[Layering] = &[
     Layering {
         source: "worker/",
         floors: &[
-            independent(&["pharos-worker-python"]),
+            independent(&["pharos-worker-python", "pharos-worker-tract"]),
             independent(&["pharos-worker"]),
             independent(&["pharos-backend"]),
             independent(&["pharos"]),

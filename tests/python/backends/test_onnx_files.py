@@ -211,7 +211,7 @@ def test_operators_that_the_embedded_engine_does_not_have(tmp_path):
 
 
 def test_a_build_without_an_engine_for_onnx_says_what_is_missing(tmp_path):
-    """Neither ONNX Runtime nor tract, as after `cargo build`. A model that names tract loads no library of its own directory in its place."""
+    """Neither ONNX Runtime nor tract, as after `cargo build`. A model that names tract loads no library from its directory in its place."""
     for name in ("pharos", "pharos-worker"):
         shutil.copy(binary().with_name(name), tmp_path / name)
     for model, config in {"m": "", "named": 'backend: "onnxruntime"', "tract": 'backend: "tract"'}.items():

@@ -317,7 +317,13 @@ pub(super) fn backends() -> Registry {
 
 /// The engines for ONNX files; ONNX Runtime only if its library is configured.
 fn engines() -> Vec<&'static str> {
-    if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
+    match crate::backend::has_onnxruntime() {
+        true => vec!["onnxruntime"],
+        false => {
+            eprintln!("ORT_DYLIB_PATH names no library of ONNX Runtime: its part is skipped");
+            Vec::new()
+        }
+    }
 }
 
 /// Random sequences begin, continue and end in random batches with padding between them; each row

@@ -53,7 +53,7 @@ pub(crate) fn find(
     }
     let own: Vec<PathBuf> = program.backends.iter().map(|directory| directory.join(name)).collect();
     let of_backend: Vec<&Path> = own.iter().map(PathBuf::as_path).collect();
-    // A model that only names tract runs no code of its own.
+    // A model that only names tract runs no code from its directory.
     let places = if name == TRACT { &[] } else { places };
     let all: Vec<&Path> = places.iter().chain(&of_backend).copied().collect();
     if let Some(path) = first_file(&all, &format!("libpharos_{name}.so")) {

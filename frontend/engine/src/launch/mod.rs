@@ -57,6 +57,11 @@ pub fn installer_permissions(
     sandbox::of_installer(sandboxes, user, interpreter::resolve(python).as_deref())
 }
 
+/// Returns whether there is tract, which runs ONNX models without ONNX Runtime.
+pub fn has_tract(program: &Program) -> bool {
+    backends::find(program, "", backends::TRACT, &[]).is_ok()
+}
+
 /// The model to run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
@@ -247,7 +252,7 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
             return Err(format!("model '{}': {NO_ONNX_RUNTIME}", model.name));
         }
         let launch = native(program, program.worker.clone(), with_packages(program));
-        let modules = program.onnxruntime.iter().map(|_| ONNX_RUNTIME.to_owned()).collect();
+        let modules = vec![ONNX_RUNTIME.to_owned()];
         return Ok(Launch { preload: launch.preload.map(|_| modules), ..launch });
     }
     if program.is_python(model.backend) {

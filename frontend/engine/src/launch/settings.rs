@@ -9,7 +9,6 @@ use pharos_os::control_groups::{ControlGroups, Limits};
 use pharos_os::worker_user::WorkerUser;
 
 use super::PYTHON;
-use super::backends::{self, TRACT};
 
 /// Settings of the programs that run models.
 #[derive(Clone, Debug, Default)]
@@ -47,11 +46,6 @@ impl Program {
         let mut all: Vec<&str> = PYTHON.iter().chain(&self.deployment_backends).copied().collect();
         all.sort_unstable();
         all
-    }
-
-    /// Returns whether there is tract, which runs ONNX models without ONNX Runtime.
-    pub fn has_tract(&self) -> bool {
-        backends::find(self, "", TRACT, &[]).is_ok()
     }
 
     /// Returns whether the Python package has this backend.

@@ -23,7 +23,6 @@ impl Fixture {
         let program = Program {
             worker: "/opt/pharos-worker".into(),
             python: Some("/bin/sh".into()),
-            onnxruntime: Some("/opt/libonnxruntime.so".into()),
             backends: vec![root.join("backends")],
             environments: root.join("environments"),
             deployment_backends: vec!["rows"],
@@ -103,6 +102,8 @@ fn variable(launch: &Launch, name: &str) -> Option<String> {
 #[test]
 fn backends_are_found_in_the_documented_order() {
     let mut fixture = Fixture::new();
+    assert!(fixture.chosen("onnxruntime", None).contains("`pip install onnxruntime`"));
+    fixture.program.onnxruntime = Some("/opt/libonnxruntime.so".into());
     for backend in ORDINARY {
         assert_eq!(fixture.chosen(backend, None), "/opt/pharos-worker");
     }
@@ -356,15 +357,13 @@ fn onnx_runtime_sends_nothing_unless_the_user_allows_it() {
 #[test]
 fn what_fork_servers_load() {
     let mut fixture = Fixture::new();
+    fixture.program.onnxruntime = Some("/opt/libonnxruntime.so".into());
     let preload = |fixture: &Fixture, backend| fixture.choose(backend, None).unwrap().preload;
     for backend in ["onnxruntime", "builtin", "python"] {
         assert_eq!(preload(&fixture, backend), None);
     }
     fixture.program.forks = true;
     fixture.program.python_preload = vec!["numpy".to_owned()];
-    fixture.program.onnxruntime = None;
-    assert_eq!(preload(&fixture, "onnxruntime"), Some(Vec::new()));
-    fixture.program.onnxruntime = Some("/opt/libonnxruntime.so".into());
     assert_eq!(preload(&fixture, "onnxruntime"), Some(vec!["onnxruntime".to_owned()]));
     assert_eq!(preload(&fixture, "builtin"), Some(Vec::new()));
     assert_eq!(preload(&fixture, "python"), Some(vec!["numpy".to_owned()]));

@@ -401,7 +401,7 @@ fn configuration(
     };
     let mut names: Vec<&str> =
         launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
-    if settings.program.onnxruntime.is_none() && settings.program.has_tract() {
+    if settings.program.onnxruntime.is_none() && launch::has_tract(&settings.program) {
         names.retain(|name| *name != ONNXRUNTIME);
         names.push(backends::TRACT);
     }
