@@ -115,7 +115,7 @@ def test_the_same_files_make_the_same_wheel(tmp_path):
 def test_files_of_other_systems_are_refused(tmp_path):
     """A missing file, a text, and two architectures."""
     pack = packer()
-    with pytest.raises(SystemExit, match="does not have pharos, pharos-worker, lib_native.so"):
+    with pytest.raises(SystemExit, match="does not have pharos, pharos-worker, pharos-worker-tract, lib_native.so"):
         pack.pack(tmp_path, tmp_path)
     with pytest.raises(SystemExit, match="is not an ELF file"):
         pack.machine(b"#!/bin/sh", "pharos")

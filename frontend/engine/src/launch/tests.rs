@@ -344,7 +344,8 @@ fn lists_files_outside_the_model() {
 
 #[test]
 fn onnx_runtime_sends_nothing_unless_the_user_allows_it() {
-    let fixture = Fixture::new();
+    let mut fixture = Fixture::new();
+    fixture.program.onnxruntime = Some("/opt/libonnxruntime.so".into());
     for backend in ["onnxruntime", "builtin", "python"] {
         assert_eq!(
             variable(&fixture.choose(backend, None).unwrap(), TELEMETRY),
