@@ -244,12 +244,7 @@ impl GaugeFamily {
         // The values are copied before the call returns.
         let made = call!(
             self.host,
-            metric_series(
-                self.metric.as_ptr(),
-                pointers.as_ptr(),
-                pointers.len(),
-                &raw mut series
-            )
+            metric_series(self.metric.as_ptr(), pointers.as_ptr(), pointers.len(), &raw mut series)
         );
         let series = NonNull::new(series).filter(|_| made == 0)?;
         Some(Gauge { host: self.host, series })
