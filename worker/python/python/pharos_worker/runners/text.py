@@ -354,15 +354,15 @@ class Gauges:
             gauge.add_or_update(float(value), self.labels + list(labels))
 
     def record(self, now, running, waiting, kv_usage=None, kv_tokens=None, adapters=None):
-        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs. `adapters` has the
-        choices of each adapter by its name and state ("running", "waiting")."""
+        """Records the state of the engine: its beginning, its end, and at most ten times a second while it runs. `adapters`
+        returns the choices of each adapter by its name and state ("running", "waiting"); it is called for samples only."""
         busy = bool(running or waiting)
         if busy and self.busy and now - self.at < SAMPLE_EVERY_S:
             return
         self.at, self.busy = now, busy
         for gauge, value in zip(self.series, (running, waiting, kv_usage, kv_tokens)):
             self.set(gauge, value)
-        counts = adapters or {}
+        counts = adapters() if adapters else {}
         for labels in self.shown.difference(counts):
             self.set(self.adapters, 0, *labels)
         for labels, count in counts.items():

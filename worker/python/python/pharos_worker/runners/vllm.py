@@ -81,7 +81,7 @@ def logger(gauges, adapters_in_use):
                 stats, now = scheduler_stats, asyncio.get_running_loop().time()
                 running, waiting = stats.num_running_reqs, stats.num_waiting_reqs
                 # The last choices have ended, and their requests may not have seen it yet.
-                adapters = adapters_in_use(stats.running_lora_adapters) if running or waiting else {}
+                adapters = (lambda: adapters_in_use(stats.running_lora_adapters)) if running or waiting else None
                 gauges.record(now, running, waiting, stats.kv_cache_usage, self.tokens(), adapters)
 
         def log_engine_initialized(self):
