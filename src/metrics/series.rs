@@ -421,7 +421,8 @@ impl ModelSeries {
             match series.spec().name.as_str() {
                 ENGINE_ADAPTER_SLOTS => adapters.slots += series.value() as u64,
                 ENGINE_ADAPTER_REQUESTS if series.value() > 0.0 => {
-                    let (adapter, state) = (label(ADAPTER_LABEL), label(ADAPTER_STATE_LABEL));
+                    let adapter = label(ADAPTER_LABEL);
+                    let state = label(ADAPTER_STATE_LABEL);
                     let names = match state.map(String::as_str) {
                         Some("waiting") => &mut adapters.waiting,
                         _ => &mut adapters.running,

@@ -156,8 +156,8 @@ pub struct Workers {
     )]
     pub worker_cpu_limit: Option<f64>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME
-    /// or DIR/NAME/model.py. Those of the installation, in the directory backends next to this
-    /// executable or ../lib/pharos/backends from there, are available too
+    /// or DIR/NAME/model.py. The backends of the installation are available too; their directory is
+    /// backends next to this executable, or ../lib/pharos/backends from there
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
     /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies

@@ -1,6 +1,6 @@
 //! The backend `tract`: ONNX models in pure Rust, for machines without the library of ONNX Runtime.
-//! CPU only, one thread. It is a separate program because tract takes as long to compile as all the rest
-//! of the server.
+//! CPU only, one thread. It is a separate program because tract takes twelve minutes of processor time to
+//! compile.
 //!
 //! A model whose variable dimensions have names is optimized once, with symbols for them. A model
 //! that tract cannot optimize that way is optimized once for each combination of input shapes. A

@@ -1,8 +1,9 @@
 //! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable
 //! built with the library `pharos-worker`, or a `model.py` that runs models of that backend. As in
 //! Triton, libraries are searched in the directories of the version, the model and the backend, in
-//! this order. The others are searched only in the backend's directories, that of the operator first,
-//! because a `model.py` in a version's directory belongs to the model.
+//! this order. The others are searched only in the directories of backends, because a `model.py` in a
+//! version's directory belongs to the model. The directory of the operator comes before the directory
+//! of the installation.
 
 use std::collections::BTreeSet;
 use std::fs;

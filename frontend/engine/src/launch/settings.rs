@@ -23,7 +23,8 @@ pub struct Program {
     pub forks: bool,
     /// The modules that fork servers of Python workers import.
     pub python_preload: Vec<String>,
-    /// The directories of further backends: that of the operator, and that of this installation.
+    /// The directories of further backends: first the directory that the operator has set, then the
+    /// directory of this installation.
     pub backends: Vec<PathBuf>,
     /// Backends of the Python package that only some deployments use, in addition to the general
     /// ones.

@@ -298,7 +298,8 @@ impl ModelTable {
         let mut found = Vec::new();
         for (driver, version) in drivers {
             if let Some(adapters) = driver.series.adapters_in_use() {
-                let (running, waiting) = (joined(&adapters.running), joined(&adapters.waiting));
+                let running = joined(&adapters.running);
+                let waiting = joined(&adapters.waiting);
                 found.push((driver, version, adapters.slots.to_string(), running, waiting));
             }
         }
