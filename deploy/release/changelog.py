@@ -32,6 +32,9 @@ VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 WITH_VERSION = (
     "worker/llamacpp/Cargo.toml",
     "deploy/Containerfile",
+    "deploy/gitops/argo_cd.yaml",
+    "deploy/gitops/flux.yaml",
+    "deploy/helm/pharos/Chart.yaml",
     "deploy/kubernetes/base/kustomization.yaml",
     "deploy/kserve/kustomization.yaml",
     "docs/src/start/install.md",

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the files of a release: wheels, archives of the executables, SBOM, third-party licences, changes, checksums.
+"""Writes the files of a release: wheels, archives of the executables, the Helm chart, SBOM, third-party licences, changes, checksums.
 
     python3 deploy/release/release.py notices --to target/notices
     python3 deploy/release/release.py release --wheels target/wheels --to target/release-files
     python3 deploy/release/release.py check-tag vVERSION
 
 `notices` writes the SBOM and the licences of the crates that are compiled into the executables; `deploy/wheel/pack.py` puts them
-into wheels. `release` collects everything of one version. `check-tag` fails unless a tag has the version of the source, and the
-changelog a section for it. Files have no times, so the same inputs make the same release.
+into wheels. `release` collects everything of one version. `check-tag` fails unless a tag has the version of the source and of the
+chart, and the changelog a section for it. Files have no times, so the same inputs make the same release.
 """
 
 import argparse
@@ -19,7 +19,9 @@ import re
 import shutil
 import subprocess
 import tarfile
+import uuid
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,8 @@ FEATURES = {ROOT / "worker/llamacpp": ["--features=variants"]}
 EXECUTABLES = "pharos_worker/_bin/"
 """The folder of the executables and backends in wheels."""
 SBOM, LICENSES = "pharos.cdx.json", "THIRD_PARTY_LICENSES.txt"
+CHART = "pharos"
+"""The name of the Helm chart, which is in `deploy/helm`."""
 BUNDLED = {"llama-cpp-sys-2": ["llama.cpp"]}
 """Packages with the source of another project, and its folders."""
 LICENSE_FILE = re.compile(r"(licen[cs]e|copying|notice|unlicense)", re.I)
@@ -115,6 +119,8 @@ def sbom(packages: list) -> str:
         "metadata": {"component": own | {"licenses": [{"license": {"id": "Apache-2.0"}}]}},
         "components": components,
     }
+    # Attestations need a number. It depends on the content alone, so that the same source makes the same files.
+    document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document)).urn
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -149,11 +155,16 @@ def changes(text: str, number: str) -> str:
     return found[0]
 
 
-def check_tag(tag: str, number: str, changelog: str):
-    """Fails unless the tag has the version `number`, and the changelog a section for it."""
+def check_tag(tag: str, number: str, changelog: str, chart_yaml: str):
+    """Fails unless the tag and the chart have the version `number`, and the changelog a section for it."""
     if tag != f"v{number}":
         raise SystemExit(f"the tag {tag} is not the version of Cargo.toml: expected v{number}")
     changes(changelog, number)
+    # The chart installs the image of its version.
+    for field in ("version", "appVersion"):
+        found = re.search(rf'^{field}: *["\']?([^"\'\s]*)', chart_yaml, re.M)
+        if not found or found[1] != number:
+            raise SystemExit(f"the chart has {field} {found[1] if found else 'nothing'}: expected {number}")
 
 
 def archive(wheel: Path, notices: Path, target: Path) -> Path:
@@ -166,13 +177,26 @@ def archive(wheel: Path, notices: Path, target: Path) -> Path:
         files = {("lib/pharos/" if "/" in short else "bin/") + short: packed.read(name) for name, short in names.items()}
     files |= {"LICENSE": (ROOT / "LICENSE").read_bytes(), "pharos.service": (ROOT / "deploy/systemd/pharos.service").read_bytes()}
     files |= {name: (notices / name).read_bytes() for name in (SBOM, LICENSES)}
-    path = target / f"{folder}.tar.gz"
+    programs = {name for name in files if name.startswith("bin/") or Path(name).name.startswith("pharos-worker-")}
+    return pack(target / f"{folder}.tar.gz", folder, files, programs)
+
+
+def chart(target: Path) -> Path:
+    """Writes the Helm chart as `helm package` does, but without times; returns its path."""
+    source = ROOT / "deploy/helm" / CHART
+    ignored = (source / ".helmignore").read_text().split()
+    found = [path for path in source.rglob("*") if path.is_file() and not any(fnmatch(path.name, name) for name in ignored)]
+    files = {str(path.relative_to(source)): path.read_bytes() for path in found}
+    return pack(target / f"{CHART}-{version()}.tgz", CHART, files, set())
+
+
+def pack(path: Path, folder: str, files: dict, programs: set) -> Path:
+    """Writes files in a folder, of which some are programs, as an archive; returns its path."""
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for name, content in sorted(files.items()):
                 entry = tarfile.TarInfo(f"{folder}/{name}")
-                is_program = name.startswith("bin/") or Path(name).name.startswith("pharos-worker-")
-                entry.size, entry.mode = len(content), 0o755 if is_program else 0o644
+                entry.size, entry.mode = len(content), 0o755 if name in programs else 0o644
                 tar.addfile(entry, io.BytesIO(content))
     return path
 
@@ -187,6 +211,7 @@ def release(wheels: Path, target: Path) -> list:
     for wheel in found:
         shutil.copy(wheel, target)
         archive(wheel, target, target)
+    chart(target)
     (target / "CHANGES.md").write_text(changes((ROOT / "CHANGELOG.md").read_text(), version()))
     files = sorted(target.iterdir())
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
@@ -207,7 +232,8 @@ def main():
     if options.command == "notices":
         write_notices(options.target)
     elif options.command == "check-tag":
-        check_tag(options.tag, version(), (ROOT / "CHANGELOG.md").read_text())
+        chart_yaml = (ROOT / "deploy/helm" / CHART / "Chart.yaml").read_text()
+        check_tag(options.tag, version(), (ROOT / "CHANGELOG.md").read_text(), chart_yaml)
     else:
         for path in release(options.wheels, options.target):
             print(path)
