@@ -7,6 +7,9 @@ const FILES = {
   PodMonitor: "prometheus-operator/monitoring.coreos.com/v1/PodMonitor.js",
   PrometheusRule: "prometheus-operator/monitoring.coreos.com/v1/PrometheusRule.js",
   HTTPRoute: "gateway-api/gateway.networking.k8s.io/v1/HTTPRoute.js",
+  Application: "argo-cd/argoproj.io/v1alpha1/Application.js",
+  HelmRelease: "flux-cd/helm.toolkit.fluxcd.io/v2/HelmRelease.js",
+  OCIRepository: "flux-cd/source.toolkit.fluxcd.io/v1/OCIRepository.js",
 };
 
 async function check(document) {

