@@ -119,10 +119,10 @@ test-clients: test-workers python-worker $(VENV)/ready ## the tests with real cl
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.guest_kernel
 	PYTHONPATH=tests/python $(VENV)/bin/python -m deploy.schemas
-	$(SERVER) $(CLIENT_TESTS) -q -rs --durations=50 tests/python
+	$(SERVER) $(CLIENT_TESTS) -q --durations=50 tests/python
 
 smoke: test-workers python-worker $(VENV)/ready ## a choice of the client tests of every area, in under a minute
-	$(SERVER) $(CLIENT_TESTS) -q -rs -m smoke tests/python
+	$(SERVER) $(CLIENT_TESTS) -q -m smoke tests/python
 
 LOAD_RUNS ?= 1
 LOAD_PROCESSES ?= 8
@@ -131,13 +131,13 @@ test-under-load: test-workers python-worker $(VENV)/ready ## the client tests in
 
 test-vllm: test-workers python-worker $(VENV)/ready ## the tests of the backend vllm with a real vLLM on CPUs (installs six gigabytes)
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
-	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/backends/test_vllm.py tests/python/backends/test_vllm_images.py tests/python/backends/test_vllm_audio.py
+	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q tests/python/backends/test_vllm.py tests/python/backends/test_vllm_images.py tests/python/backends/test_vllm_audio.py
 
 test-benchmark-clients: test-workers python-worker llamacpp $(VENV)/ready ## the benchmark clients of vLLM and aiperf (eight gigabytes) with a small GGUF model
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
 	.ci/venv $(TARGET)/venv-aiperf aiperf==0.13.0
 	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python PHAROS_AIPERF_PYTHON=$(abspath $(TARGET))/venv-aiperf/bin/python \
-	  $(SERVER) $(CLIENT_TESTS) -q -rs tests/python/protocol/test_benchmark_clients.py
+	  $(SERVER) $(CLIENT_TESTS) -q tests/python/protocol/test_benchmark_clients.py
 
 SOAK_SECONDS ?= 60
 soak: test-workers $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand

@@ -3,7 +3,8 @@
 The tests with the marker `alone` run one after the other, after all other tests. On a loaded machine a test can exceed its time
 limit. A test that fails once and then passes is printed as FLAKY: the test or the server has a fault that is still to be found.
 The run fails if a test fails twice, or if more than three tests fail. `PHAROS_TEST_PROCESSES` sets the number of processes
-(default: three for each core, 8 at most, because most tests wait most of the time).
+(default: three for each core, 8 at most, because most tests wait most of the time). The output ends with the skipped tests of all
+processes, by their reasons, and the failed tests.
 
 With `--runs=COUNT` all of this is repeated, without a second run of failed tests: each run ends with one line of its results and
 the load average, and the first failure makes the exit status 1 (`make test-under-load`).
@@ -24,12 +25,13 @@ PASSED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Outcomes:
-    """Counts tests by outcome, and collects the identifiers of failed tests."""
+    """Counts tests by outcome, and collects the identifiers of failed tests and the reasons for skipped tests."""
 
     def __init__(self):
         self.root = None
         self.nodes = []
         self.counts = collections.Counter()
+        self.skips = collections.defaultdict(set)
 
     def pytest_configure(self, config):
         """Stores the folder that the identifiers are relative to."""
@@ -38,10 +40,31 @@ class Outcomes:
     def pytest_runtest_logreport(self, report):
         """Counts a test and stores the identifier of a failed one; pytest calls it for each phase of each test."""
         self.counts["passed"] += report.passed and report.when == "call"
-        self.counts["skipped"] += report.skipped
+        if report.skipped:
+            self.counts["skipped"] += 1
+            self.add_skip(report)
         node = f"{self.root}/{report.nodeid}"
         if report.failed and node not in self.nodes:
             self.nodes.append(node)
+
+    def pytest_collectreport(self, report):
+        """Stores the reason for skipping a whole file."""
+        if report.skipped:
+            self.add_skip(report)
+
+    def add_skip(self, report):
+        """Stores the reason for skipping a test or a file."""
+        # A test that is expected to fail has a text instead of a place and a reason.
+        reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else report.wasxfail
+        self.skips[reason.removeprefix("Skipped: ")].add(report.nodeid)
+
+    def skipped(self) -> list:
+        """Returns the number of skipped tests, then a line for each reason with its tests' number and files."""
+        lines = [f"== skipped tests: {sum(map(len, self.skips.values()))}"]
+        for reason, nodes in sorted(self.skips.items()):
+            files = sorted({node.partition("::")[0] for node in nodes})
+            lines.append(f"{len(nodes):4} {reason} ({', '.join(files)})")
+        return lines
 
 
 def processes() -> int:
@@ -80,15 +103,16 @@ def run_parts(arguments: list, outcomes: Outcomes) -> int:
 
 def run_with_retry(arguments: list) -> int:
     """Runs all tests, and up to three failed tests again; returns the exit status of pytest."""
-    failures = Outcomes()
-    status = run_parts(arguments, failures)
-    if status != pytest.ExitCode.TESTS_FAILED or len(failures.nodes) > RETRIED:
-        return status
-    print(f"== a second run of the failed tests: {' '.join(failures.nodes)}", flush=True)
-    status = pytest.main([*options(arguments), *failures.nodes], plugins=[])
-    if status == pytest.ExitCode.OK:
-        for node in failures.nodes:
-            print(f"FLAKY: {node} failed once, then passed", flush=True)
+    outcomes = Outcomes()
+    status = run_parts(arguments, outcomes)
+    failed = "FAILED: {}"
+    if status == pytest.ExitCode.TESTS_FAILED and len(outcomes.nodes) <= RETRIED:
+        print(f"== a second run of the failed tests: {' '.join(outcomes.nodes)}", flush=True)
+        status = pytest.main([*options(arguments), *outcomes.nodes], plugins=[])
+        if status == pytest.ExitCode.OK:
+            failed = "FLAKY: {} failed once, then passed"
+    lines = outcomes.skipped() + [failed.format(node) for node in outcomes.nodes]
+    print("\n".join(lines), flush=True)
     return status
 
 

@@ -2,6 +2,8 @@
 
 import http.server
 import importlib.util
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.server import ROOT, alive
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 
 def tool(path: str):
@@ -28,6 +30,41 @@ def test_a_run_without_tests_is_no_success(monkeypatch, ended, status):
     run, ends = tool("tests/python/run.py"), iter(ended)
     monkeypatch.setattr(run.pytest, "main", lambda *_, **__: pytest.ExitCode(next(ends)))
     assert run.run_parts(["-k", "typo"], run.Outcomes()) == status
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_skipped(number):
+    pytest.skip("needs a part")
+
+@pytest.mark.alone
+def test_skipped_alone():
+    pytest.skip("needs a part")
+
+def test_failed():
+    assert False
+"""
+FILE_SKIPPED = """
+import pytest
+
+pytest.skip("another system", allow_module_level=True)
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_run_ends_with_what_was_skipped_and_what_failed(tmp_path, processes):
+    """Over both parts, and with several processes."""
+    (tmp_path / "test_one.py").write_text(TESTS)
+    (tmp_path / "test_two.py").write_text(FILE_SKIPPED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: in one process\n")
+    command = [sys.executable, ROOT / "tests/python/run.py", "-q", "-pno:cacheprovider", tmp_path]
+    environment = os.environ | {"PHAROS_TEST_PROCESSES": processes}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 1, done.stderr
+    skipped = ["== skipped tests: 4", "   1 another system (test_two.py)", "   3 needs a part (test_one.py)"]
+    assert done.stdout.splitlines()[-4:] == [*skipped, f"FAILED: {tmp_path}/test_one.py::test_failed"], done.stdout
 
 
 class Empty(http.server.BaseHTTPRequestHandler):

@@ -85,12 +85,11 @@ class Sampler:
 
     def run(self):
         while not self.stopping.is_set():
-            # Otherwise it could count a worker that has ended and its successor.
-            workers = self.server.workers()
-            used = sum(map(used_bytes, workers))
-            if self.server.workers() == workers:
-                self.most = max(self.most, used)
-                self.samples += 1
+            memory = {worker: used_bytes(worker) for worker in self.server.workers()}
+            # The others could have ended before their successors began.
+            used = sum(memory[worker] for worker in self.server.workers() if worker in memory)
+            self.most = max(self.most, used)
+            self.samples += 1
             pause_as_client(0.005)
 
     def __enter__(self):
