@@ -544,10 +544,18 @@ impl Options {
 
     /// Checks options that depend on each other.
     fn check(&self) -> Result<(), String> {
-        if let Some(Command::Serve { .. }) = &self.command {
-            return Err(
-                "serve must be the first argument: pharos serve PLACE... [OPTIONS]".to_owned()
-            );
+        match &self.command {
+            Some(Command::Serve { .. }) => {
+                return Err(
+                    "serve must be the first argument: pharos serve PLACE... [OPTIONS]".to_owned()
+                );
+            }
+            Some(Command::TritonServer) => {
+                return Err("tritonserver must be the first argument: pharos tritonserver \
+                            [OPTIONS]"
+                    .to_owned());
+            }
+            _ => {}
         }
         self.cache()?;
         self.models.check()?;
@@ -924,6 +932,7 @@ mod tests {
             (&["--rate-limit-resource=R:x"], &["Got R:x", "whole numbers from 0 to 4294967295"]),
             (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
+            (&["--example=cats"], &["--example \"cats\": allowed are digits, simple"]),
             (&["--tslog-format=xml"], &["--tslog-format \"xml\": allowed are text, json"]),
             (&["--cache-config=disk"], &["--cache-config", "\"disk\"", "local,size=BYTES"]),
             (&["--cache-config=local"], &["--cache-config", "requires a size"]),
@@ -1129,6 +1138,10 @@ mod tests {
             (
                 &["--id=a", "serve", "b"],
                 "serve must be the first argument: pharos serve PLACE... [OPTIONS]",
+            ),
+            (
+                &["--id=a", "tritonserver"],
+                "tritonserver must be the first argument: pharos tritonserver [OPTIONS]",
             ),
         ] {
             let message = command(args).unwrap_err().to_string();

@@ -2,4 +2,5 @@
 
 pub mod cli;
 mod commands;
+mod examples;
 pub mod start;

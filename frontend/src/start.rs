@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::{Command, ControlMode, Options};
 use crate::commands::{self, chat_template};
+use crate::examples::Examples;
 use chat_templates::OwnExecutable;
 use clouds::Clouds;
 use ends::{Ends, HURRIED};
@@ -37,7 +38,7 @@ use pharos_engine::launch::{NO_ONNX_RUNTIME, Program, has_tract};
 use pharos_engine::loader;
 use pharos_engine::onnxruntime;
 use pharos_engine::shared_memory;
-use pharos_engine::store;
+use pharos_engine::store::{self, Location};
 use pharos_engine::{self as engine, Engine, Unfinished};
 use pharos_listener::Phase;
 use pharos_listener::receiving::Budget;
@@ -101,8 +102,8 @@ pub fn main() -> ExitCode {
                 Err(reason) => failed(&reason),
             };
         }
-        // `serve` as the first argument is replaced by flags, and refused elsewhere.
-        Some(Command::Serve { .. }) | None => {}
+        // As the first arguments, these are replaced by flags and defaults; elsewhere they are refused.
+        Some(Command::Serve { .. } | Command::TritonServer) | None => {}
     }
     run(&options, None)
 }
@@ -187,8 +188,12 @@ async fn serve(
     tracing::info!("metrics from {source}: {}", listing::summary(&definition.catalog));
     let logs = metrics::logs(options, definition.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
+    // Its files are in use until the workers have ended.
+    let examples =
+        Examples::write(&options.models.examples).map_err(|error| format!("--example: {error}"))?;
     let event_loops = threads.event_loops.clone();
-    let (engine, system) = engine(options, definition, descriptors, threads, &clouds).await?;
+    let (engine, system) =
+        engine(options, definition, descriptors, threads, &clouds, examples.as_ref()).await?;
     let tslog =
         tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
@@ -405,6 +410,7 @@ async fn engine(
     descriptors: Arc<Descriptors>,
     threads: loader::Threads,
     clouds: &Clouds,
+    examples: Option<&Examples>,
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -429,6 +435,8 @@ async fn engine(
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
     settings.loader.stores.registered = clouds.registered();
+    let examples = examples.map(|examples| Location::Directory(examples.repository()));
+    settings.loader.stores.locations.extend(examples);
     settings.loader.threads = threads;
     let engine = Engine::new(settings, definition, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))

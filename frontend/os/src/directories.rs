@@ -32,12 +32,14 @@ pub struct Kind(&'static str);
 impl Kind {
     /// Files of load requests.
     pub const LOAD: Self = Self("load");
+    /// Examples inside the executable.
+    pub const EXAMPLE: Self = Self("example");
     /// Copies of objects from an object store.
     pub const STORE: Self = Self("store");
     /// Files of a process that runs a model.
     pub const WORKER: Self = Self("worker");
 
-    const ALL: [Self; 3] = [Self::LOAD, Self::STORE, Self::WORKER];
+    const ALL: [Self; 4] = [Self::LOAD, Self::EXAMPLE, Self::STORE, Self::WORKER];
 
     /// Creates another kind. Lower-case letters only.
     pub const fn new(name: &'static str) -> Self {

@@ -84,6 +84,10 @@ pub enum Command {
         #[arg(value_name = "PLACE")]
         places: Vec<PathBuf>,
     },
+    /// Serve with Triton's defaults (metrics on port 8002) and short forms of flags, with all
+    /// options below
+    #[command(name = "tritonserver")]
+    TritonServer,
     /// Exit with 0 if the server at an address is ready, for health checks of containers
     Health {
         /// Address of the HTTP listener; https:// before it for TLS [default: the server's

@@ -8,6 +8,7 @@ use clap::{ArgAction, ArgMatches, Args};
 
 use super::backend_setting::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
+use crate::examples;
 use pharos::model::LoadLimits;
 use pharos_engine::store::{Location, Locations};
 
@@ -19,10 +20,18 @@ pub struct Models {
     /// as://ACCOUNT/CONTAINER/PATH). May be repeated
     #[arg(
         id = "model-repository", long = "model-repository", alias = "model-store",
-        value_name = "PLACE", required = true, env = "PHAROS_MODEL_REPOSITORY",
+        value_name = "PLACE", required_unless_present = "example", env = "PHAROS_MODEL_REPOSITORY",
         help_heading = MODELS
     )]
     pub repositories: Vec<Locations>,
+    /// Serve a model that is part of the server, for a first request: digits (an ONNX model that
+    /// classifies handwritten digits) or simple (adds and subtracts, without an engine). May be
+    /// repeated, also beside model repositories
+    #[arg(
+        id = "example", long = "example", value_name = "NAME", env = "PHAROS_EXAMPLE",
+        value_parser = examples::NAMES, value_delimiter = ',', help_heading = MODELS
+    )]
+    pub examples: Vec<String>,
     /// Name of the model if a repository contains the files of a single model instead of
     /// directories of models [default: the name in its config.pbtxt, else the name of the
     /// directory]

@@ -147,6 +147,28 @@ def test_serve_takes_a_model_file(scripts, tmp_path):
         assert "onnxruntime" in server.log.read_text()
 
 
+def test_the_first_request_of_the_readme_needs_only_the_wheel(scripts, tmp_path):
+    """The commands of the section, in an empty directory, except for the ports."""
+    readme = (ROOT / "README.md").read_text()
+    assert "pharos serve --example digits" in readme.partition("## Install and start")[2].partition("## First request")[0]
+    section = readme.partition("## First request")[2].partition("\n## ")[0].partition("A request from Python")[0]
+    commands = [line for line in section.splitlines() if line.startswith("curl ")]
+    (tmp_path / "empty").mkdir()
+    answers = []
+    with Installed(tmp_path, [str(scripts / "pharos"), "serve", "--example", "digits"]) as server:
+        for command in commands:
+            line = command.replace("localhost:8000", server.http).replace("localhost:8082", f"127.0.0.1:{server.metrics_port}")
+            line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
+            shell = ["bash", "-o", "pipefail", "-c", line]
+            done = subprocess.run(shell, cwd=tmp_path / "empty", capture_output=True, text=True, timeout=DEADLINE_S)
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            answers.append(done.stdout)
+    ready, metadata, answer, metrics = answers
+    assert "200 OK" in ready and '"name":"digits"' in metadata
+    assert '"name":"label","datatype":"INT64","shape":[1,1],"data":[7]' in answer
+    assert 'nv_inference_request_success{model="digits",version="1"} 1' in metrics
+
+
 @needs_llamacpp
 def test_serve_takes_a_language_model(scripts, tmp_path):
     """The backend of GGUF files is in the package: nothing else is installed."""
