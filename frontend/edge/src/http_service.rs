@@ -35,7 +35,7 @@ pub trait Handle: Clone + Send + 'static {
 
 /// Returns a callback that counts the requests that hyper refuses before it has parsed them, by
 /// status.
-pub fn count_unparsed(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
+pub fn count_unparsed(service: SharedService) -> impl Fn(u16) + Send + Sync + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));

@@ -1,6 +1,5 @@
 //! Serves one connection, from its first byte to its end.
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -10,21 +9,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use pharos::metrics::labels::Refused;
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
-use tower::Service;
 
 use super::peer::{Peer, certificate_name};
-use super::request_body::RequestBody;
+use super::service::Handler;
 use super::timeouts::Activity;
 use super::traffic::{Stream, Traffic, WriteFlusher};
 use super::watched::Watched;
-use super::{HttpVersions, Shared};
+use super::{CountRefused, HttpVersions, Shared};
 
 /// The first byte of a TLS handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
@@ -41,16 +37,12 @@ pub(super) struct Accepted {
 
 impl Accepted {
     /// Serves requests until the connection ends.
-    pub(super) async fn serve<S, B>(self, stream: TcpStream, service: S, refused: impl Fn(u16))
-    where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send + Unpin + 'static,
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
-    {
+    pub(super) async fn serve(
+        self,
+        stream: TcpStream,
+        service: Arc<dyn Handler>,
+        refused: CountRefused,
+    ) {
         let peer = stream.peer_addr().ok();
         let opened = tokio::select! {
             biased;
@@ -138,20 +130,11 @@ impl Accepted {
 
     /// Serves until the client disconnects; shuts down gracefully when the server drains or the
     /// connection is too old.
-    async fn until_end<S, B>(
+    async fn until_end(
         &self,
-        mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
+        mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched, TokioExecutor>>,
         flusher: &WriteFlusher,
-    ) -> Result<(), Box<dyn Error + Send + Sync>>
-    where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send + Unpin + 'static,
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
-    {
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
         let limits = &self.shared.settings.limits;
         let grace = {
             let mut shutdown = pin!(self.wait_for_shutdown());
@@ -319,7 +302,8 @@ mod tests {
         settings.limits.head = Duration::ZERO;
         settings.limits.idle = Duration::ZERO;
         let service = tower::service_fn(|_: Request<RequestBody>| {
-            std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))))
+            let answer: HttpAnswer = Box::pin(std::future::ready(Ok(Response::default())));
+            answer
         });
         let (phase, phases) = watch::channel(Phase::Serving);
         let serving = tokio::spawn(crate::serve(listener, settings, service, |_| {}, phases));

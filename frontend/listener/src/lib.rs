@@ -15,6 +15,7 @@ mod peer;
 pub mod receiving;
 mod refusal;
 mod request_body;
+mod service;
 mod timeouts;
 mod tls;
 mod traffic;
@@ -22,11 +23,11 @@ mod unread_responses;
 mod watched;
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::Request;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use pharos::metrics::cache::Cache;
@@ -39,12 +40,14 @@ use tower::Service;
 pub use self::bind::{bind, check};
 pub use self::peer::Peer;
 pub use self::request_body::RequestBody;
+pub use self::service::{Answer, AnswerBody, GrpcAnswer, HttpAnswer};
 pub use self::tls::{Tls, TlsFiles};
 
 use self::connection::Accepted;
 use self::connection_limit::ConnectionLimit;
 use self::connection_metrics::ConnectionMetrics;
 use self::refusal::RefusalSender;
+use self::service::Handler;
 use self::timeouts::{Timeouts, Watch};
 
 /// Flow-control window of an HTTP/2 stream. With the protocol's default of 64 KiB, a tensor of 1
@@ -201,21 +204,44 @@ struct Shared {
 /// Serves connections of `listener` with `service` until `phases` is [`Phase::Stopping`]; then
 /// waits for the requests in flight and returns. The caller bounds that wait. Calls `refused` with
 /// the HTTP status of each request that hyper refused because its head is malformed or too large.
-pub async fn serve<S, B>(
+pub fn serve<S>(
     listener: TcpListener,
     settings: Settings,
     service: S,
-    refused: impl Fn(u16) + Clone + Send + 'static,
-    mut phases: PhaseReceiver,
-) where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send + Unpin + 'static,
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    refused: impl Fn(u16) + Send + Sync + 'static,
+    phases: PhaseReceiver,
+) -> Serving
+where
+    S: Service<Request<RequestBody>> + Clone + Send + Sync + 'static,
+    S::Future: Into<Answer>,
 {
+    boxed(listener, settings, Arc::new(service), Arc::new(refused), phases)
+}
+
+/// The future of a listener.
+pub type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Counts a request that hyper refused, by its HTTP status.
+type CountRefused = Arc<dyn Fn(u16) + Send + Sync>;
+
+/// Boxes the future in a function without type parameters, which is compiled in this package.
+fn boxed(
+    listener: TcpListener,
+    settings: Settings,
+    service: Arc<dyn Handler>,
+    refused: CountRefused,
+    phases: PhaseReceiver,
+) -> Serving {
+    Box::pin(accept_all(listener, settings, service, refused, phases))
+}
+
+async fn accept_all(
+    listener: TcpListener,
+    settings: Settings,
+    service: Arc<dyn Handler>,
+    refused: CountRefused,
+    mut phases: PhaseReceiver,
+) {
     let shared = Arc::new(Shared::new(settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
     let mut listener = Some(listener);
@@ -286,21 +312,13 @@ impl Shared {
     }
 
     /// Spawns a task that serves the connection, or refuses it.
-    fn accept<S, B>(
+    fn accept(
         self: &Arc<Self>,
         stream: TcpStream,
-        service: S,
-        refused: impl Fn(u16) + Send + 'static,
+        service: Arc<dyn Handler>,
+        refused: CountRefused,
         alive: mpsc::Sender<Infallible>,
-    ) where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send + Unpin + 'static,
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    ) {
         // Responses are written at once, so Nagle's algorithm would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "connection lost before it was served");

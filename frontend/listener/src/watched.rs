@@ -13,31 +13,26 @@ use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use tower::Service;
 
 use super::handler_panic::{Content, Guarded, Protocol};
 use super::peer::Peer;
 use super::request_body::RequestBody;
+use super::service::{Answer, AnswerBody, Handler};
 use super::timeouts::{Activity, Busy};
 use super::unread_responses::Pieces;
 
 /// A connection's service that records its activity.
-pub(super) struct Watched<S> {
-    pub(super) service: S,
+pub(super) struct Watched {
+    pub(super) service: Arc<dyn Handler>,
     pub(super) activity: Arc<Activity>,
     /// The client, added to the extensions of each request.
     pub(super) peer: Option<Peer>,
 }
 
-impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone,
-    S::Future: Unpin,
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
-    type Response = Response<Body<Content<B>>>;
+impl hyper::service::Service<Request<Incoming>> for Watched {
+    type Response = Response<Body<Content<AnswerBody>>>;
     type Error = Infallible;
-    type Future = ResponseFuture<S::Future>;
+    type Future = ResponseFuture<Answer>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         if let Some(peer) = &self.peer {
@@ -50,15 +45,10 @@ where
         } else {
             Some(self.activity.busy())
         };
-        // The services of this server are always ready, so `poll_ready` is not called.
         let http2 = busy.is_none().then(|| self.activity.clone());
         let protocol = Protocol::of(request.headers());
         let request = RequestBody::of(request, &self.activity);
-        ResponseFuture {
-            answer: Guarded::new(self.service.clone().call(request), protocol),
-            busy,
-            http2,
-        }
+        ResponseFuture { answer: Guarded::new(self.service.handle(request), protocol), busy, http2 }
     }
 }
 

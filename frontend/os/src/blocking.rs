@@ -88,6 +88,9 @@ pub fn run_on<T: Send + 'static>(
     if virtual_time::now().is_some() {
         return Blocking(Work::Done(Some(Box::new(work()))));
     }
+    // Boxed: tokio's code for a task is then compiled once for each type of result, not for each
+    // work.
+    let work: Box<dyn FnOnce() -> T + Send> = Box::new(work);
     match catch_expected(|| runtime.spawn_blocking(work)) {
         Ok(task) => Blocking(Work::Begun(task)),
         Err(reason) => {

@@ -4,25 +4,75 @@ use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::Body;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body, Incoming};
+use hyper::{Request, Response};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::{self, legacy::Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tower::Service;
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// The time for which an idle connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A client for http:// and https:// with request bodies of type `B`.
-pub type HttpsClient<B> = Client<HttpsConnector<HttpConnector>, B>;
+/// A client for http:// and https://. Its bodies are trait objects: the code of hyper for a
+/// connection is then compiled once, in this package, and not again for each type of body in the
+/// packages that use it.
+#[derive(Clone, Debug)]
+pub struct HttpsClient(Client<HttpsConnector<HttpConnector>, RequestBody>);
+
+type RequestBody = UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>;
+
+/// The future of a response.
+pub type Responding =
+    Pin<Box<dyn Future<Output = Result<Response<Incoming>, client::legacy::Error>> + Send>>;
+
+impl HttpsClient {
+    /// Sends a request.
+    pub fn request<B>(&self, request: Request<B>) -> Responding
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.send(request.map(|body| body.map_err(Into::into).boxed_unsync()))
+    }
+
+    fn send(&self, request: Request<RequestBody>) -> Responding {
+        Box::pin(self.0.request(request))
+    }
+}
+
+impl<B> Service<Request<B>> for HttpsClient
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    type Response = Response<Incoming>;
+    type Error = client::legacy::Error;
+    type Future = Responding;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        // A request waits for its connection itself.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Responding {
+        self.request(request)
+    }
+}
 
 /// The version of HTTP that a client uses, without negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +98,7 @@ pub struct ClientTls {
 /// # Errors
 /// TLS cannot be set up. Missing certificates are not an error here; connections that need them
 /// fail.
-pub fn new<B>() -> Result<HttpsClient<B>, String>
-where
-    B: Body + Send,
-    B::Data: Send,
-{
+pub fn new() -> Result<HttpsClient, String> {
     with(&ClientTls::default(), Version::Http1)
 }
 
@@ -72,23 +118,15 @@ const KEEP_ALIVE: KeepAlive =
 ///
 /// # Errors
 /// A file cannot be read or contains no certificate or key, or TLS cannot be set up.
-pub fn with<B>(files: &ClientTls, version: Version) -> Result<HttpsClient<B>, String>
-where
-    B: Body + Send,
-    B::Data: Send,
-{
+pub fn with(files: &ClientTls, version: Version) -> Result<HttpsClient, String> {
     build(files, version, KEEP_ALIVE)
 }
 
-fn build<B>(
+fn build(
     files: &ClientTls,
     version: Version,
     keep_alive: KeepAlive,
-) -> Result<HttpsClient<B>, String>
-where
-    B: Body + Send,
-    B::Data: Send,
-{
+) -> Result<HttpsClient, String> {
     let tls = configuration(files)?;
     let mut tcp = HttpConnector::new();
     tcp.set_connect_timeout(Some(CONNECT));
@@ -105,7 +143,7 @@ where
     client
         .http2_keep_alive_interval(keep_alive.interval)
         .http2_keep_alive_timeout(keep_alive.timeout);
-    Ok(client.build(connector))
+    Ok(HttpsClient(client.build(connector)))
 }
 
 fn configuration(files: &ClientTls) -> Result<ClientConfig, String> {
@@ -222,8 +260,7 @@ mod tests {
         let time = Duration::from_millis(20);
         let ended = Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let keep_alive = KeepAlive { interval: time, timeout: time };
-            let client =
-                build::<String>(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
+            let client = build(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
             let request = hyper::Request::post(target).body(String::new()).unwrap();
             tokio::time::timeout(Duration::from_secs(30), client.request(request)).await
         });

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{ACCEPT, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
@@ -21,7 +20,7 @@ const LONGEST: usize = 64 << 20;
 
 /// One server's metrics.
 pub(crate) struct Source {
-    client: HttpsClient<Empty<Bytes>>,
+    client: HttpsClient,
     target: Uri,
     url: String,
 }

@@ -8,7 +8,6 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Uri};
 use pharos::otlp::{Signal, retry_delay};
 use pharos_os::client::{self, HttpsClient, Version, deepest};
-use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;
@@ -18,7 +17,7 @@ use super::{Endpoint, Failure, MAX_ANSWER, shortened};
 
 /// A client of one method.
 pub(super) struct Client {
-    grpc: Grpc<HttpsClient<Body>>,
+    grpc: Grpc<HttpsClient>,
     method: PathAndQuery,
     headers: HeaderMap,
 }

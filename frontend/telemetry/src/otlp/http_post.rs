@@ -16,7 +16,7 @@ use super::{Endpoint, Failure, MAX_ANSWER, shortened};
 
 /// A client of one URL.
 pub(super) struct Client {
-    client: HttpsClient<Full<Bytes>>,
+    client: HttpsClient,
     target: Uri,
     headers: HeaderMap,
     gzip: bool,

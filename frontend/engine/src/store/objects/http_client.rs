@@ -10,17 +10,14 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
-    HttpResponse, HttpResponseBody, HttpService,
+    HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 use tokio::time::timeout;
 
-use pharos_os::client::{self, deepest};
+use pharos_os::client::{self, HttpsClient, deepest};
 
 /// The time limit of waiting for the next bytes of an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
@@ -32,7 +29,7 @@ const REFUSAL: u64 = 1 << 20;
 
 /// The HTTP client for stores.
 #[derive(Clone, Debug)]
-pub(super) struct Http(Client<HttpsConnector<HttpConnector>, HttpRequestBody>);
+pub(super) struct Http(HttpsClient);
 
 impl Http {
     /// # Errors
