@@ -292,10 +292,15 @@ async fn load(
 ) -> Result<Vec<JoinHandle<()>>, String> {
     report(engine.load().await.map_err(|error| error.to_string())?, options)?;
     clouds.models_are_loaded(engine).await?;
-    match endpoints {
-        Some(endpoints) => endpoints.start().await,
-        None => Ok(Vec::new()),
-    }
+    let Some(endpoints) = endpoints else {
+        engine.all_is_loaded();
+        return Ok(Vec::new());
+    };
+    let ports = endpoints.start().await?;
+    // Not before these ports are open and their models are registered.
+    engine.all_is_loaded();
+    endpoints.announce();
+    Ok(ports)
 }
 
 /// On each SIGHUP, reopens the log and reloads the metrics definition, certificates and tokens.

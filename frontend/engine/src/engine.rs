@@ -60,6 +60,8 @@ pub struct Settings {
 enum Phase {
     /// Loads the models of the start.
     Loading,
+    /// Answers requests, for example to register further models, and is not ready.
+    Registering,
     /// Answers requests.
     Serving,
     /// Answers requests, but reports itself as not ready so that load balancers stop sending
@@ -80,8 +82,9 @@ impl CurrentPhase {
     fn get(&self) -> Phase {
         match self.0.load(Ordering::Relaxed) {
             0 => Phase::Loading,
-            1 => Phase::Serving,
-            2 => Phase::Leaving,
+            1 => Phase::Registering,
+            2 => Phase::Serving,
+            3 => Phase::Leaving,
             _ => Phase::Exiting,
         }
     }
@@ -163,14 +166,20 @@ impl Engine {
         Self { uploads, ..self.clone() }
     }
 
-    /// Loads all models. Returns the models that could not be loaded, with the reasons.
+    /// Loads all models, and answers requests from then on; [`Self::all_is_loaded`] makes it ready.
+    /// Returns the models that could not be loaded, with the reasons.
     ///
     /// # Errors
     /// A repository cannot be read.
     pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
         let failures = self.inner.loader.load_at_start().await?;
-        self.inner.phase.advance(Phase::Serving);
+        self.inner.phase.advance(Phase::Registering);
         Ok(failures)
+    }
+
+    /// Reports the server as ready, after other endpoints have registered their models.
+    pub fn all_is_loaded(&self) {
+        self.inner.phase.advance(Phase::Serving);
     }
 
     /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by
@@ -406,7 +415,7 @@ impl Engine {
     /// Returns an error while models are being loaded and when the server exits.
     fn check_open(&self) -> Result<(), InferError> {
         match self.phase() {
-            Phase::Serving | Phase::Leaving => Ok(()),
+            Phase::Registering | Phase::Serving | Phase::Leaving => Ok(()),
             Phase::Loading => Err(InferError::not_ready("Server not ready")),
             Phase::Exiting => Err(InferError::exiting()),
         }

@@ -86,9 +86,8 @@ impl Endpoints {
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }
 
-    /// Registers the initial models, writes their snapshot, opens the ports, and prints the line
-    /// that scripts wait for. Workers may still be loading their models then. Returns the tasks of
-    /// the ports.
+    /// Registers the initial models, writes their snapshot and opens the ports. Workers may still be
+    /// loading their models then. Returns the tasks of the ports.
     ///
     /// # Errors
     /// A snapshot cannot be restored, or a port cannot be opened.
@@ -103,13 +102,17 @@ impl Endpoints {
             Some(start) => torchserve::serve(start)?,
             None => Vec::new(),
         };
-        log::announce("Model server started.");
         tokio::spawn(async move {
             while changes.changed().await.is_ok() {
                 write(&settings, Kind::Snapshot, &registry).await;
             }
         });
         Ok(tasks)
+    }
+
+    /// Prints the line that scripts wait for.
+    pub(super) fn announce(&self) {
+        log::announce("Model server started.");
     }
 
     /// Ends downloads and the wait for workers, writes the last snapshot and removes the

@@ -94,13 +94,17 @@ class Container(Server):
         if "torchserve" in rest:
             values |= self.torchserve_addresses(values)
         else:
-            for listener, number in self.declared.items():
-                arguments += [f"--{listener}-address=127.0.0.1", f"--{listener}-port={number}"]
+            arguments += self.listener_flags()
         self.command = [str(binary()) if program == "pharos" else program, *arguments]
         # The Python of the tests has the packages that the image has, and those of `PACKAGES` in the guides. A script finds the server
         # by its name.
         path = [Path(python).parent, binary().absolute().parent, os.environ["PATH"]]
         self.environment = {"PATH": ":".join(map(str, path)), **values, **(variables or {})}
+
+    def listener_flags(self) -> list:
+        """Returns the flags that open the listeners on the ports of this server."""
+        pairs = self.declared.items()
+        return [flag for name, number in pairs for flag in (f"--{name}-address=127.0.0.1", f"--{name}-port={number}")]
 
     def torchserve_addresses(self, values: dict) -> dict:
         """Returns the variables of TorchServe's addresses with the ports of this server."""
