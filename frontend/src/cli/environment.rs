@@ -26,21 +26,25 @@ const VARIABLES: [(&str, &str); 2] =
 /// The beginning of the names of this server's environment variables.
 const OWN: &str = "PHAROS_";
 
-/// Variables that other programs of this project read, such as workers, tests and configurations of
-/// other programs.
-const OTHERS: [&str; 33] = [
+/// Variables that other programs of this project read, such as workers, tests, Compose files and
+/// configurations of other programs.
+const OTHERS: [&str; 37] = [
     "PHAROS_AIPERF_PYTHON",
     "PHAROS_AZURITE",
     "PHAROS_BACKEND_LIBRARY",
     "PHAROS_BIN",
     "PHAROS_CHROMIUM",
+    "PHAROS_CPUS",
     "PHAROS_DASHBOARDS",
     "PHAROS_ENVOY",
     "PHAROS_FAKE_CUDA",
     "PHAROS_GRAFANA",
     "PHAROS_GRAFANA_HOME",
+    "PHAROS_IMAGE",
     "PHAROS_KSERVE_PYTHON",
     "PHAROS_LOGS",
+    "PHAROS_MEMORY",
+    "PHAROS_PACKAGES",
     "PHAROS_PEERS",
     "PHAROS_PROMETHEUS",
     "PHAROS_PYTHON_BACKEND",

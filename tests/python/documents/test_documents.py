@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from documents.document_blocks import blocks, commands, of_test
-from harness import certificates
+from harness import certificates, prometheus
 from harness.inference import simple
 from harness.ports import free_ports
 from harness.server import EXAMPLES, MODELS, ROOT, Server, binary
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 CLIENT = re.compile(r"(curl |python3 examples/classify\.py |pip install 'tritonclient\[http,grpc\]'$)")
 """A command of a client; `test_readme.py` sends those of curl and of classify.py, and the tests' packages are installed."""
 
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+needs_promtool = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
 needs_worker = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import pharos_worker"], capture_output=True).returncode != 0,
     reason="the package pharos-worker is not installed: make python-worker",
@@ -506,7 +506,7 @@ def test_objectives_and_their_rules(tmp_path):
     definition, of_tokens, commands = of_test("test_objectives_and_their_rules")
     # One objective more: the second block has another entry of the list.
     (tmp_path / "metrics.yaml").write_text(definition.text + of_tokens.text.removeprefix("slos:\n"))
-    path = f"{binary().parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(binary().parent), str(Path(prometheus.program("promtool")).parent), os.environ["PATH"]])
     done = subprocess.run(["sh", "-ec", commands.text], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "slo-rules.yaml").read_text().count("alert: PharosSloBudgetBurn") == 10
@@ -521,7 +521,7 @@ def test_tenants_of_the_page(tmp_path):
     assert done.returncode == 0 and "7 metrics (7 counters" in done.stdout, done.stdout + done.stderr
     rule = f"groups:\n  - name: page\n    rules:\n      - record: a:b\n        expr: {query.text}\n"
     (tmp_path / "rules.yaml").write_text(rule)
-    done = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    done = prometheus.promtool("check", "rules", tmp_path / "rules.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -549,7 +549,7 @@ def test_prometheus_configurations(tmp_path):
             rule = {"record": "checked", "expr": block.text}
             file.write_text(json.dumps({"groups": [{"name": "documents", "rules": [rule]}]}))
             check = "rules"
-        done = subprocess.run(["promtool", "check", check, file], cwd=tmp_path, capture_output=True, text=True)
+        done = prometheus.promtool("check", check, file)
         assert done.returncode == 0, f"{block.place}\n{done.stdout}{done.stderr}"
 
 

@@ -31,8 +31,10 @@ OTHER_FLAGS = {
     "--lora-modules", "--lora-separator", "--max-num-seqs", "--mmproj", "--otlp-traces-endpoint", "--port",
     "--quantization", "--reasoning-format", "--ssl-certfile", "--ssl-keyfile", "--tensor-parallel-size",
     "--tritonserver-log-verbose-level",
+    "--build", "--check", "--detach", "--follow", "--ignore-missing", "--namespace", "--predicate-type", "--push", "--repo", "--set",
+    "--values", "--volumes", "--wait",
 }  # fmt: skip
-"""Flags of vLLM, llama-server, Hugging Face's program and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of Docker Compose, Helm, gh, sha256sum, deploy/build-images, vLLM, llama-server, Hugging Face's program and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 
@@ -63,8 +65,9 @@ def test_flags_and_variables_exist(page, help_texts):
     flags = set(re.findall(r"--[a-z0-9-]*[a-z0-9]", help_texts)) | OTHER_FLAGS
     text = page.read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
-    # The script `torchserve`, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
-    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_HAS", "PHAROS_OK", "PHAROS_TEST_PTXAS", "PHAROS_BACKEND_ABI_VERSION"}
+    # The script `torchserve`, Compose files, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
+    others = {"PHAROS_BACKEND_ABI_VERSION", "PHAROS_BIN", "PHAROS_CPUS", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_HAS", "PHAROS_IMAGE"}
+    others |= {"PHAROS_MEMORY", "PHAROS_OK", "PHAROS_PACKAGES", "PHAROS_TEST_PTXAS"}
     assert set(re.findall(r"\bPHAROS_\w+", text)) - set(re.findall(r"env:\s+(\w+)", help_texts)) - others == set()
 
 

@@ -175,7 +175,8 @@ def test_help_stays_grouped_and_shows_the_commands():
     assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Logging")), text
     commands = text.partition("Commands:\n")[2].partition("\n\n")[0]
     # A description that is too long goes on in lines with a larger indent.
-    assert re.findall(r"^  (\S+)", commands, re.MULTILINE) == ["serve", "health", "metrics", "slo", "trace", "top", "torchserve"]
+    expected = ["serve", "tritonserver", "health", "metrics", "slo", "trace", "top", "torchserve"]
+    assert re.findall(r"^  (\S+)", commands, re.MULTILINE) == expected
     assert "check" in run("metrics", "--help").stdout
     assert run("metrics", "chek", "x").returncode == 2
 

@@ -2,6 +2,7 @@
 requests that wait for the first worker, archives that are kept. Each check also runs against a real TorchServe, if
 installed."""
 
+import http.client
 import http.server
 import json
 import os
@@ -13,7 +14,8 @@ import zipfile
 
 import pytest
 
-from harness.waiting import DEADLINE_S, eventually, join_all
+from harness.ports import free_ports
+from harness.waiting import DEADLINE_S, eventually, holds_for, join_all
 from torchserve.launcher import Launcher, answers
 from torchserve.peer import STARTED
 from torchserve.peers import Peer
@@ -203,6 +205,29 @@ def test_ports_open_when_models_are_registered(launcher):
     assert (answers(launcher, "/ping"), managed(launcher, "/models")[1]["models"][0]["modelName"]) == (200, "far")
     assert [name.partition("-")[2] for name in snapshots(launcher)] == ["startup.cfg"]
     assert snapshot(launcher)["far"]["1.0"]["marName"] == "far.mar"
+    assert predicted(launcher, "far") == (200, "x")
+
+
+def test_the_port_of_the_v2_protocol_is_not_ready_before_models_are_registered(launcher):
+    """Health checks use it, because `/ping` needs a token. It is open while the archive is fetched."""
+    if is_real(launcher):
+        pytest.skip("TorchServe has no such port")
+    path = launcher.folder / "far.mar"
+    archive(path, "far")
+    (port,), gate = free_ports(1), threading.Event()
+
+    def health(what: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+        connection.request("GET", f"/v2/health/{what}")
+        return connection.getresponse().status
+
+    with Web({"/far.mar": path.read_bytes()}, gate) as web:
+        words = configured(launcher, *COMMON, "--ncs", "--models", f"{web.base}/far.mar", "--", f"--http-port={port}")
+        assert launcher.run("--start", *words).returncode == 0
+        assert web.asked.wait(DEADLINE_S), "the server must fetch the archive"
+        holds_for("live and not ready", 1, lambda: (health("live"), health("ready")) == (200, 400))
+        gate.set()
+        eventually("the server is ready", lambda: health("ready") == 200)
     assert predicted(launcher, "far") == (200, "x")
 
 
