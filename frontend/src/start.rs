@@ -102,7 +102,8 @@ pub fn main() -> ExitCode {
                 Err(reason) => failed(&reason),
             };
         }
-        // As the first arguments, these are replaced by flags and defaults; elsewhere they are refused.
+        // As the first argument, these are replaced by flags and defaults; elsewhere they are
+        // refused.
         Some(Command::Serve { .. } | Command::TritonServer) | None => {}
     }
     run(&options, None)

@@ -1,5 +1,5 @@
-//! The service of a listener, as a trait object: the code of hyper for a connection is then compiled once, in this package, and
-//! not again for each service in the packages that have one.
+//! The service of a listener, as a trait object: the code of hyper for a connection is then compiled
+//! once, in this package, and not again for each service in the packages that have one.
 
 use std::convert::Infallible;
 use std::future::Future;
