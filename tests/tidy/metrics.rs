@@ -11,7 +11,13 @@ use crate::rules::{METRICS_DEFINITION, METRICS_ENUM, METRICS_OF_THE_WORKER};
 use crate::{File, violation};
 
 /// The places of dashboards, rules and their tests.
-const EXPRESSIONS: &[&str] = &["grafana/", "deploy/", "prometheus.yaml"];
+const EXPRESSIONS: &[&str] = &[
+    "grafana/",
+    "deploy/kubernetes/",
+    "deploy/kserve/",
+    "deploy/helm/pharos/files/",
+    "prometheus.yaml",
+];
 
 /// A metric of the definition.
 struct Declared {

@@ -86,6 +86,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["commands"]),
             // Reads the command line into the settings of the packages below.
             independent(&["cli"]),
+            independent(&["examples"]),
         ],
     },
     Layering {
@@ -322,6 +323,7 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/listener/src/receiving/grpc",
             // Statuses and bodies, not messages.
             "frontend/edge/src/",
+            "frontend/listener/src/service.rs",
             "frontend/torchserve/src/grpc",
             "frontend/torchserve/src/rest/port_policy.rs",
         ],

@@ -239,7 +239,9 @@ fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use http_body_util::Full;
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
     use hyper::body::Incoming;
     use hyper::service::service_fn;
     use pharos::metrics::labels::Listener;
@@ -248,6 +250,7 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+    use crate::{HttpAnswer, RequestBody};
     use crate::{Phase, Settings};
 
     /// Returns both ends of a new connection, the client's first.
