@@ -261,7 +261,7 @@ mod tests {
         let ended = Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let keep_alive = KeepAlive { interval: time, timeout: time };
             let client = build(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
-            let request = hyper::Request::post(target).body(String::new()).unwrap();
+            let request = Request::post(target).body(String::new()).unwrap();
             tokio::time::timeout(Duration::from_secs(30), client.request(request)).await
         });
         assert!(ended.unwrap().is_err());
