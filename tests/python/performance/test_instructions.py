@@ -23,9 +23,9 @@ WARM_UP = 200
 TOLERANCE = 0.1
 ALLOCATIONS_TOLERANCE = 2
 RECORDED = {
-    "http json": (67_400, 52),
-    "http binary": (54_900, 53),
-    "grpc": (111_700, 77),
+    "http json": (67_600, 52),
+    "http binary": (55_600, 53),
+    "grpc": (106_700, 77),
 }
 """Instructions and allocations for a request of the example `simple` on one connection."""
 ALLOCATORS = ("__rust_alloc", "__rust_alloc_zeroed", "__rust_realloc")
