@@ -3,7 +3,9 @@
 
 import concurrent.futures
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 
@@ -291,8 +293,8 @@ def test_an_ensemble_is_as_ready_as_its_members(tmp_path):
         ready = lambda: server.get("/v2/models/one/ready")[0] == 200  # noqa: E731
         assert ready()
         (worker,) = server.workers()
-        subprocess.run(["kill", "-STOP", str(worker)], check=True)
-        subprocess.run(["kill", "-KILL", str(worker)], check=True)
+        os.kill(worker, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
         eventually("the ensemble is not ready", lambda: not ready())
         eventually("the ensemble is ready again", ready)
         assert ask(server, "one", [[1]]).as_numpy("Y").tolist() == [[1]]

@@ -233,8 +233,9 @@ def test_a_changed_archive_is_unpacked_again(place):
 def test_unusable_interpreters(place):
     """Each refusal has the model, the interpreter and the remedy; none is retried endlessly."""
     missing = place.environment("missing")
-    (next(missing.glob("lib/python*")) / "site-packages/sitecustomize.py").write_text(
-        f"import sys\nsys.path = [path for path in sys.path if path != {str(STANDIN)!r}]\n"
+    # Not `sitecustomize`: Debian has a module of this name, which comes first.
+    (next(missing.glob("lib/python*")) / "site-packages/hides.pth").write_text(
+        f"import sys; sys.path[:] = [path for path in sys.path if path != {str(STANDIN)!r}]\n"
     )
     broken = place.environment("broken", "raise ImportError('no numpy here')")
     crashes = place.environment("crashes", "import os; os.abort()")
