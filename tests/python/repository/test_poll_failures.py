@@ -101,8 +101,7 @@ def test_a_version_that_failed_and_was_removed_is_forgotten(start, tmp_path):
 
     write(folder, "other", tmp_path / "missing")
     eventually("the other model has failed", lambda: entries(server, "other") == [("1", "UNAVAILABLE")])
-    (folder / "other/1/model.py").unlink()
-    (folder / "other/1").rmdir()
+    shutil.rmtree(folder / "other/1")
 
     def reason() -> str:
         (entry,) = server.index()["other"]
