@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.wheels import NATIVE, elf, packer
+from documents import document_blocks
 from harness.gguf import write_model
 from harness.llamacpp import LIBRARY, client_of, needs_llamacpp
 from harness.ports import free_ports
@@ -157,11 +158,9 @@ def test_the_first_request_of_the_readme_needs_only_the_wheel(scripts, tmp_path)
     answers = []
     with Installed(tmp_path, [str(scripts / "pharos"), "serve", "--example", "digits"]) as server:
         for command in commands:
-            line = command.replace("localhost:8000", server.http).replace("localhost:8082", f"127.0.0.1:{server.metrics_port}")
-            line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
-            shell = ["bash", "-o", "pipefail", "-c", line]
+            shell = document_blocks.curl_at(command, server)
             done = subprocess.run(shell, cwd=tmp_path / "empty", capture_output=True, text=True, timeout=DEADLINE_S)
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, f"{shell[-1]}\n{done.stdout}{done.stderr}"
             answers.append(done.stdout)
     ready, metadata, answer, metrics = answers
     assert "200 OK" in ready and '"name":"digits"' in metadata

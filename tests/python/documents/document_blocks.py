@@ -88,3 +88,10 @@ def commands(block: Block) -> list:
     """The commands of a block of shell: lines that end in a backslash are joined, comments are left out."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [re.sub(r"\s{2,}#.*", "", line) for line in lines if line and not line.startswith("#")]
+
+
+def curl_at(command: str, server) -> list:
+    """The arguments that run a command of curl at the ports of a server, and fail if a request is refused."""
+    ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
+    line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
+    return ["bash", "-o", "pipefail", "-c", line.replace("curl ", "curl --fail-with-body -s -S ", 1)]

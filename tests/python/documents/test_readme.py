@@ -28,14 +28,10 @@ def commands() -> list:
 @pytest.mark.parametrize("command", [pytest.param(line, id=f"{name} {line[:60]}") for name, line in commands()])
 def test_curl_command(server, command):
     """The command succeeds, and every request is answered with 200, which curl's `--fail` checks."""
-    ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
-    line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
-    line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
-    result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
-    assert result.stdout.strip(), f"{line}\nprinted nothing"
+    shell = document_blocks.curl_at(command, server)
+    result = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert result.returncode == 0, f"{shell[-1]}\n{result.stdout}{result.stderr}"
+    assert result.stdout.strip(), f"{shell[-1]}\nprinted nothing"
 
 
 def test_commands_were_found():
