@@ -1,8 +1,7 @@
 //! Models inside the executable, for `--example`: a first request needs no files beside the server.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use pharos_os::directories::{Kind, Temporary};
@@ -32,7 +31,7 @@ const SIMPLE: Example = Example {
     files: &[("config.pbtxt", include_bytes!("../../examples/models/simple/config.pbtxt"))],
 };
 
-/// A model repository of examples, removed when dropped.
+/// A model repository of examples, in a private directory that is removed when this is dropped.
 pub(crate) struct Examples(Temporary);
 
 impl Examples {
@@ -56,7 +55,8 @@ impl Examples {
     fn write_model(&self, example: &Example) -> io::Result<()> {
         let model = self.repository().join(example.name);
         // A model without files of a version still has a directory for it.
-        create_directory(&model.join("1"))?;
+        let version = model.join("1");
+        fs::create_dir_all(&version).map_err(|error| named(&version, &error))?;
         for (path, content) in example.files {
             let path = model.join(path);
             fs::write(&path, content).map_err(|error| named(&path, &error))?;
@@ -68,11 +68,6 @@ impl Examples {
     pub(crate) fn repository(&self) -> PathBuf {
         self.0.path().join("models")
     }
-}
-
-fn create_directory(path: &Path) -> io::Result<()> {
-    let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    created.map_err(|error| named(path, &error))
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {
