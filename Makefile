@@ -60,19 +60,19 @@ cluster: build ## three servers behind Envoy, restarted under load; CLUSTER_FLAG
 	.ci/venv $(VENV)-$@ -r examples/cluster/requirements.txt
 	$(VENV)-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
 
-# Built together with the other packages: alone, their dependencies would have other features and be compiled again.
-test-workers: tools ## builds the server, the worker with the backend of the tests, and the example backend in Rust
-	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale -p pharos-worker-tract \
-	  -p pharos-test-backends
-	$(INSTALL_TRACT)
-
 BACKENDS := $(TARGET)/release/backends
-# Hard links: a link to another directory would lead nowhere in a sandbox.
-INSTALL_TRACT = mkdir -p $(BACKENDS)/tract && ln -f $(TARGET)/release/pharos-worker-tract $(BACKENDS)/tract/
+# Built together with the other packages: alone, their dependencies would have other features and be compiled again.
+PACKAGES := -p pharos -p pharos-frontend -p pharos-worker
+# tract takes longer to compile than the server. Its tests are skipped without it.
+TRACT := $(if $(wildcard $(BACKENDS)/tract/pharos-worker-tract),tract)
 
+test-workers: tools $(TRACT) ## builds the server, the worker with the backend of the tests, and the example backend in Rust
+	$(CARGO) build $(PROFILE) --locked $(PACKAGES) $(TRACT:tract=-p pharos-worker-tract) -p pharos-worker-scale -p pharos-test-backends
+
+# A hard link: a link to another directory would lead nowhere in a sandbox.
 tract: tools ## builds the backend of ONNX models for machines without ONNX Runtime, and installs it (some minutes)
-	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-tract
-	$(INSTALL_TRACT)
+	$(CARGO) build $(PROFILE) --locked $(PACKAGES) -p pharos-worker-tract
+	mkdir -p $(BACKENDS)/tract && ln -f $(TARGET)/release/pharos-worker-tract $(BACKENDS)/tract/
 
 example-backends: test-workers ## builds the example backends into the folder where the server searches for them
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale

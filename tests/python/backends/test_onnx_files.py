@@ -14,6 +14,7 @@ from backends.onnx_models import fp32
 from harness import onnx_file
 from harness.onnx_file import SEQUENCE, constant, external_constant, node
 from harness.server import Server, binary
+from harness.tract import HAS_TRACT, needs_tract
 from harness.waiting import eventually
 from harness.wire import tensor
 
@@ -92,9 +93,11 @@ def test_a_directory_in_place_of_the_file(tmp_path):
     write_directory(models / "plain/1")
     write_directory(models / "named/1", "net.onnx")
     (models / "named/config.pbtxt").write_text('backend: "onnxruntime" default_model_filename: "net.onnx"')
-    write_directory(models / "embedded/1")
-    (models / "embedded/config.pbtxt").write_text('backend: "tract"')
-    names = ["plain", "named", "embedded"]
+    names = ["plain", "named"]
+    if HAS_TRACT:
+        write_directory(models / "embedded/1")
+        (models / "embedded/config.pbtxt").write_text('backend: "tract"')
+        names.append("embedded")
     explicit = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     with server_of(tmp_path, "--worker-sandbox=auto", *explicit) as server:
         for name in names:
@@ -178,6 +181,7 @@ MISSING = {
 """Models with an operator that tract does not have: the operator, operations, inputs and outputs."""
 
 
+@needs_tract
 def test_operators_that_the_embedded_engine_does_not_have(tmp_path):
     """Such a model fails at its load, with the operator and the remedy, with which it serves."""
     for name, (_, nodes, inputs, outputs) in MISSING.items():

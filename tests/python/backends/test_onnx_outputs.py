@@ -14,9 +14,9 @@ from harness.datatypes import random_values
 from harness.generate import DATATYPES
 from harness.onnx_file import constant, node
 from harness.server import Server
+from harness.tract import HAS_TRACT, ONNX_BACKENDS
 from harness.waiting import eventually
 
-BOTH = ["onnxruntime", "tract"]
 WEIGHTS += [constant(name, "INT64", np.array([value])) for name, value in [("zero", 0), ("one", 1)]]
 LONG = 3_000_000_000
 
@@ -46,9 +46,9 @@ ONNXRUNTIME_ONLY = {
 
 @pytest.fixture(scope="module")
 def onnx_server(tmp_path_factory):
-    """A server with all models above, as `NAME_onnxruntime` and `NAME_tract`."""
+    """A server with all models above, as `NAME_onnxruntime`, and as `NAME_tract` if tract is built."""
     folder = tmp_path_factory.mktemp("onnx")
-    for backend, models in [("onnxruntime", MODELS | ONNXRUNTIME_ONLY), ("tract", MODELS)]:
+    for backend, models in [("onnxruntime", MODELS | ONNXRUNTIME_ONLY), ("tract", MODELS if HAS_TRACT else {})]:
         for name, parts in models.items():
             write(folder / "models", f"{name}_{backend}", backend, parts)
     with Server(folder, [folder / "models"]) as running:
@@ -94,7 +94,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", ONNX_BACKENDS)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_what_numpy_computes(onnx_server, name, backend):
     """Every kind of shape is tested several times, since memory is reused; also files that declare a wrong shape."""
@@ -104,7 +104,7 @@ def test_outputs_are_what_numpy_computes(onnx_server, name, backend):
         same(ask(onnx_server, f"{name}_{backend}", x), expected(x))
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", ONNX_BACKENDS)
 @pytest.mark.parametrize("wanted", [["Y"], ["B"], ["B", "A"]])
 def test_only_requested_outputs_are_returned(onnx_server, backend, wanted):
     """The request names one or two of three outputs; one output is computed from another."""

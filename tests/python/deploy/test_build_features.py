@@ -11,10 +11,12 @@ from harness.server import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed: its builds are not compared")
 SERVE = ["build"]
-TEST_WORKERS = ["build", "-p", "pharos", "-p", "pharos-frontend", "-p", "pharos-worker", "-p", "pharos-worker-scale", "-p", "pharos-worker-tract"]
-TEST_WORKERS += ["-p", "pharos-test-backends"]
+TEST_WORKERS = ["build", "-p", "pharos", "-p", "pharos-frontend", "-p", "pharos-worker", "-p", "pharos-worker-scale", "-p", "pharos-test-backends"]
 """As `make test-workers`."""
-TESTS = ["test", "--no-run", "--workspace"]
+TESTS = ["test", "--no-run", "--workspace", "--exclude", "pharos-worker-tract"]
+"""As `.ci/test-rust`."""
+WITH_TRACT = [*TEST_WORKERS, "-p", "pharos-worker-tract"], TESTS[:-2]
+"""Both where `make tract` has built tract."""
 
 
 def units(command: list) -> set:
@@ -32,7 +34,11 @@ def units(command: list) -> set:
     return found
 
 
-@pytest.mark.parametrize("command", [SERVE, TEST_WORKERS], ids=["serve", "test-workers"])
-def test_tests_compile_no_dependency_again(command):
+@pytest.mark.parametrize(
+    ("command", "tests"),
+    [(SERVE, TESTS), (TEST_WORKERS, TESTS), WITH_TRACT, (SERVE, WITH_TRACT[0])],
+    ids=["serve", "test-workers", "with tract", "tract after serve"],
+)
+def test_tests_compile_no_dependency_again(command, tests):
     """A package with other features would be compiled again, with all that depend on it."""
-    assert units(command) - units(TESTS) == set()
+    assert units(command) - units(tests) == set()

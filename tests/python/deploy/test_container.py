@@ -17,7 +17,7 @@ import pytest
 
 from deploy import schemas
 from deploy.containers import DEPLOY
-from deploy.wheels import NATIVE, packer
+from deploy.wheels import NATIVE, packed
 from harness.inference import one
 from harness.models import write
 from harness.ports import free_ports
@@ -113,7 +113,7 @@ def podman():
 def images(podman, tmp_path_factory):
     """Builds both images; returns their names."""
     context = tmp_path_factory.mktemp("context")
-    packer().pack(binary().parent, context / "wheels")
+    packed(context / "wheels")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     run([*command, "--python-version=3.11", "--dest", context / "wheels", "numpy<2.4", "iniconfig"])
     podman("import", base(), "localhost/base:1")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.wheels import NATIVE, elf, packer
+from deploy.wheels import NATIVE, elf, packed, packer
 from documents import document_blocks
 from harness.gguf import write_model
 from harness.llamacpp import LIBRARY, client_of, needs_llamacpp
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(not NATIVE.exists(), reason=f"{NATIVE} does not 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of the tested executables."""
-    return packer().pack(binary().parent, tmp_path_factory.mktemp("wheels"))
+    return packed(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,13 @@
 """Packs the wheel `pharos-server` from the tested executables."""
 
 import importlib.util
+from pathlib import Path
+
+import pytest
 
 from deploy.containers import DEPLOY
 from harness.server import binary
+from harness.tract import HAS_TRACT, PROGRAM
 
 NATIVE = binary().parent / "lib_native.so"
 """The native module of the Python worker; `make python-worker` builds it beside the executables."""
@@ -15,6 +19,13 @@ def packer():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def packed(folder: Path) -> Path:
+    """Returns the wheel of the tested executables, in this folder. A test is skipped if one of them is not built."""
+    if not HAS_TRACT:
+        pytest.skip(f"{PROGRAM} is not built, which the wheel has: `make tract` builds it")
+    return packer().pack(binary().parent, folder)
 
 
 def elf(machine: int, *symbols: bytes) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.server import ROOT, STANDIN, Server, binary
+from harness.tract import HAS_TRACT
 from harness.waiting import DEADLINE_S, eventually, holds_for
 
 IO = {
@@ -486,7 +487,7 @@ def test_backend_directory(place):
         reason = outcome["nothing"][1]
         assert "backend 'empty' of model 'nothing' is not available here; available: builtin, onnxruntime, onnxruntime_genai, python, pytorch, " in reason
         (names,) = re.findall(r"xgboost, (.*?);", reason)
-        assert {"code", "native", "tract"} <= set(names.split(", ")), "those of the operator and of the installation"
+        assert {"code", "native", *(["tract"] if HAS_TRACT else [])} <= set(names.split(", ")), "those of the operator and of the installation"
         assert f"neither '{place.backends}/empty' nor '{binary().parent}/backends/empty' holds libpharos_empty.so, pharos-worker-empty or model.py" in reason
         # The ordinary worker under another name: it starts, but does not support this backend.
         assert "unknown backend 'native'" in outcome["executable"][1], outcome["executable"]

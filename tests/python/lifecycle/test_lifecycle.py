@@ -142,7 +142,7 @@ def test_requests_wait_for_a_limited_time(start):
 def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_path):
     """Two starts after a loss fail: requests are refused until the worker can start again."""
     tensor = "data_type: TYPE_FP32 dims: [ -1 ]"
-    config = f'backend: "tract" input [ {{ name: "INPUT0" {tensor} }} ] output [ {{ name: "OUTPUT0" {tensor} }} ]'
+    config = f'backend: "onnxruntime" input [ {{ name: "INPUT0" {tensor} }} ] output [ {{ name: "OUTPUT0" {tensor} }} ]'
     graph = onnx_file.model([node("Identity", ["INPUT0"], ["OUTPUT0"])], [("INPUT0", "FP32", ["N"])], [("OUTPUT0", "FP32", ["N"])])
     folder = write(tmp_path / "models", "m", config, graph)
     server = start([], "--worker-max-backoff-secs=1", repository=folder)

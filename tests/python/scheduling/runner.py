@@ -52,7 +52,7 @@ def configuration(row: Row, live_triton: bool) -> str:
     if row.optional:
         optional = tensor("input", "INPUT1", "FP32", [-1], "    optional: true\n")
         tensors += optional + tensor("output", "OUTPUT1", "FP32", [-1])
-    backend = "python" if live_triton else "tract" if row.slow_shape else "test"
+    backend = "python" if live_triton else "onnxruntime" if row.slow_shape else "test"
     group = f"instance_group [ {{ count: {row.instances} kind: KIND_CPU }} ]\n"
     head = f'name: "{row.model}"\nbackend: "{backend}"\nmax_batch_size: {row.max_batch}\n'
     function = parameters(function="delay", delay_ms=row.delay_ms, delay_items=LONG if row.slow_shape else 0)

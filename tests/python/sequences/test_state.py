@@ -12,6 +12,7 @@ import tritonclient.http
 from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
+from harness.tract import HAS_TRACT
 from harness.waiting import DEADLINE_S, eventually
 from sequences.state_models import STATE, TWO, sequences, stateful_model, tensors
 
@@ -38,9 +39,10 @@ MODELS = {
         b"",
     ),
     "triple_onnxruntime": (TRIPLED, 'backend: "onnxruntime"\n' + sequences(TWO) + tensors("2"), TRIPLE),
-    "triple_tract": (TRIPLED, 'backend: "tract"\n' + sequences(TWO, "direct { }") + tensors("2"), TRIPLE),
 }
 """The computation of each model, its configuration and its file."""
+if HAS_TRACT:
+    MODELS["triple_tract"] = (TRIPLED, 'backend: "tract"\n' + sequences(TWO, "direct { }") + tensors("2"), TRIPLE)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +201,7 @@ def test_a_removed_instance_has_no_states(tmp_path):
 def test_wrong_states_are_refused(start, tmp_path, states, expected):
     """A wrong `state` fails the load. A real Triton 2.51 has the same texts for the second to fifth case (without one space after
     the file's name), refuses the first only if both states have an `initial_state`, and reads files outside of the directory."""
-    config = 'backend: "tract"\n' + sequences(states) + tensors("2")
+    config = 'backend: "onnxruntime"\n' + sequences(states) + tensors("2")
     folder = write(tmp_path / "models", "wrong", config, TRIPLE)
     (folder / "wrong/initial_state").mkdir()
     (folder / "wrong/initial_state/two").write_bytes(bytes(15))
