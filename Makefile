@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp tract onnx-engine serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
+.PHONY: help llamacpp tract onnx-engine serve speech text text-ensemble cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
   soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -49,7 +49,7 @@ sklearn xgboost pytorch: build python-worker ## trains a model of the digits wit
 	$(VENV)-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
-text: build python-worker ## the text example: a tokenizer in Python and an ONNX model, served as an ensemble
+text-ensemble: build python-worker ## the text example: a tokenizer in Python and an ONNX model, served as an ensemble
 	.ci/venv $(VENV)-$@ -r examples/text/requirements.txt $(WHEELS)/pharos_worker-*.whl
 	$(VENV)-$@/bin/python examples/text/make_models.py
 	$(VENV)-$@/bin/python examples/text/ask.py --server $(TARGET)/release/pharos --models examples/text/models \
@@ -63,16 +63,21 @@ cluster: build ## three servers behind Envoy, restarted under load; CLUSTER_FLAG
 BACKENDS := $(TARGET)/release/backends
 # Built together with the other packages: alone, their dependencies would have other features and be compiled again.
 PACKAGES := -p pharos -p pharos-frontend -p pharos-worker
-# tract takes longer to compile than the server. Its tests are skipped without it.
-TRACT := $(if $(wildcard $(BACKENDS)/tract/pharos-worker-tract),tract)
+# Backends with many dependencies, which their targets build. Their tests are skipped without them.
+BUILT := $(foreach backend,text tract,$(if $(wildcard $(BACKENDS)/$(backend)/pharos-worker-$(backend)),$(backend)))
 
-test-workers: tools $(TRACT) ## builds the server, the worker with the backend of the tests, and the example backend in Rust
-	$(CARGO) build $(PROFILE) --locked $(PACKAGES) $(TRACT:tract=-p pharos-worker-tract) -p pharos-worker-scale -p pharos-test-backends
+test-workers: tools ## builds the server, the worker with the backend of the tests, and the example backend in Rust
+	$(CARGO) build $(PROFILE) --locked $(PACKAGES) $(BUILT:%=-p pharos-worker-%) -p pharos-worker-scale -p pharos-test-backends
+	$(foreach backend,$(BUILT),$(INSTALL))
 
 # A hard link: a link to another directory would lead nowhere in a sandbox.
+INSTALL = mkdir -p $(BACKENDS)/$(backend) && ln -f $(TARGET)/release/pharos-worker-$(backend) $(BACKENDS)/$(backend)/;
+
+text: tools ## builds the backend of text models (embeddings, rerankers, classifiers) and installs it (a minute)
 tract: tools ## builds the backend of ONNX models for machines without ONNX Runtime, and installs it (some minutes)
-	$(CARGO) build $(PROFILE) --locked $(PACKAGES) -p pharos-worker-tract
-	mkdir -p $(BACKENDS)/tract && ln -f $(TARGET)/release/pharos-worker-tract $(BACKENDS)/tract/
+text tract:
+	$(CARGO) build $(PROFILE) --locked $(PACKAGES) -p pharos-worker-$@
+	$(foreach backend,$@,$(INSTALL))
 
 example-backends: test-workers ## builds the example backends into the folder where the server searches for them
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale

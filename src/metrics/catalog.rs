@@ -94,6 +94,25 @@ pub const ADAPTER_STATE_LABEL: &str = "state";
 /// The gauge of the adapters whose requests an engine computes in one step.
 pub const ENGINE_ADAPTER_SLOTS: &str = "pharos_llm_adapter_slots";
 
+/// The metrics of text models, which their backend records.
+pub const RECORDED_BY_TEXT_MODELS: [&str; 5] =
+    [TEXT_TOKENS, TEXT_PADDING, TEXT_TRUNCATED, TEXT_BATCH_TOKENS, TEXT_TOKENISATION];
+
+/// The counter of the tokens of texts that a graph has computed.
+pub const TEXT_TOKENS: &str = "pharos_text_tokens_total";
+
+/// The counter of the tokens that pad texts of different lengths.
+pub const TEXT_PADDING: &str = "pharos_text_padding_tokens_total";
+
+/// The counter of the texts that were cut off.
+pub const TEXT_TRUNCATED: &str = "pharos_text_truncated_inputs_total";
+
+/// The histogram of the tokens of a run of a graph, with those that pad.
+pub const TEXT_BATCH_TOKENS: &str = "pharos_text_batch_tokens";
+
+/// The histogram of the time in which the texts of a batch become tokens.
+pub const TEXT_TOKENISATION: &str = "pharos_text_tokenization_seconds";
+
 named_enum! {
     /// How metrics leave the server: the key `mode` of `metrics.yaml`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -517,7 +536,8 @@ mod tests {
         }
         for (id, spec) in catalog.iter() {
             let by_worker = spec.name == STATE_BYTES || RECORDED_BY_WORKER.contains(&&*spec.name);
-            let by_engine = RECORDED_BY_ENGINES.contains(&&*spec.name);
+            let by_engine = RECORDED_BY_ENGINES.contains(&&*spec.name)
+                || RECORDED_BY_TEXT_MODELS.contains(&&*spec.name);
             let recorded = spec.builtin.is_some() || by_worker || by_engine;
             assert!(recorded, "{} is not recorded by any code", spec.name);
             assert!(!spec.help.is_empty() && spec.also_as.is_empty());

@@ -62,6 +62,8 @@ named_enum! {
         Rerank => "rerank",
         /// Scores of pairs of texts.
         Score => "score",
+        /// The classes of texts.
+        Classify => "classify",
         /// The tokens of a text.
         Tokenize => "tokenize",
         /// The text of tokens.
@@ -148,6 +150,7 @@ impl Route {
                 | Self::Embeddings
                 | Self::Rerank
                 | Self::Score
+                | Self::Classify
                 | Self::Tokenize
                 | Self::Detokenize
                 | Self::Response

@@ -1,5 +1,6 @@
 //! Fills in the tensors of models that an engine for text runs (the tensors of Triton's vllm_backend,
-//! with additions; see `pooling` for models with other tasks), and what the files of these models say about prompts.
+//! with additions; see `pooling` for models with other tasks), and what the files of these models say
+//! about prompts, lengths and labels.
 
 use super::config::ModelConfig;
 use super::generation::{
@@ -7,8 +8,13 @@ use super::generation::{
     OPERATION, PROMPT_LOGPROBS, PROMPT_TOKEN_IDS, RETURN_PROMPT_TOKEN_IDS, SAMPLING_PARAMETERS,
     TEXT_INPUT, TEXT_OUTPUT,
 };
-use super::pooling::{EMBEDDING, NORMALIZE, SCORE, TEXT, TEXT_PAIR, TRUNCATE};
+use super::pooling::{
+    EMBEDDING, ENTITIES, IS_MATRYOSHKA, LABEL, MATRYOSHKA_DIMENSIONS, NORMALIZE, PREDICTIONS,
+    PROBABILITIES, PROMPT_NAME, PoolingTask, RAW_SCORES, SCORE, TEXT, TEXT_PAIR, TOP_K, TRUNCATE,
+};
+use super::proto::model_config::SchedulingChoice;
 use super::proto::{self, ModelInput, ModelOutput, ModelParameter, ModelTransactionPolicy};
+use super::text_files::{LABELS, TASK, TextModel};
 use crate::model::gguf::{GgufMetadata, Pooling};
 use crate::tensor::DataType;
 
@@ -29,8 +35,9 @@ const MAX_SEQUENCES: &str = "max_sequences";
 /// otherwise: memory for it is reserved for each sequence.
 const DEFAULT_CONTEXT: u64 = 4096;
 
-/// The parameter that says what a model is for; by default, its file says so.
-const TASK: &str = "task";
+/// The most rows of a batch of the backend of text models, unless the configuration says otherwise:
+/// enough to find texts of similar lengths among them.
+const DEFAULT_ROWS: i32 = 64;
 
 /// A tensor: its name, the type and the number of its elements.
 type Row = (&'static str, DataType, i64);
@@ -75,6 +82,20 @@ const EMBED_OUTPUTS: [Row; 2] =
 const SCORE_INPUTS: [Row; 3] =
     [(TEXT, DataType::Bytes, 1), (TEXT_PAIR, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1)];
 const SCORE_OUTPUTS: [Row; 2] = [(SCORE, DataType::Fp32, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+
+/// Inputs of the backend of text models in addition to those of the task.
+const PROMPT_INPUTS: [Row; 1] = [(PROMPT_NAME, DataType::Bytes, 1)];
+const RAW_INPUTS: [Row; 1] = [(RAW_SCORES, DataType::Bool, 1)];
+const CLASSIFY_OUTPUTS: [Row; 3] = [
+    (PROBABILITIES, DataType::Fp32, -1),
+    (LABEL, DataType::Bytes, 1),
+    (TEXT_OUTPUT, DataType::Bytes, -1),
+];
+const ENTITY_INPUTS: [Row; 2] = [(TEXT, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1)];
+const ENTITY_OUTPUTS: [Row; 2] = [(ENTITIES, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+const MASK_INPUTS: [Row; 3] =
+    [(TEXT, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1), (TOP_K, DataType::Int32, 1)];
+const MASK_OUTPUTS: [Row; 2] = [(PREDICTIONS, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
 
 /// The tensors of a task.
 struct Tensors {
@@ -123,22 +144,8 @@ impl Tensors {
 /// lacks.
 pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>) {
     let tensors = Tensors::of(config, file);
-    if config.input.is_empty() && config.output.is_empty() {
-        let input = |(name, datatype, elements): &Row| ModelInput {
-            name: (*name).to_owned(),
-            data_type: i32::from(datatype.number()),
-            dims: vec![*elements],
-            optional: ![TEXT_INPUT, TEXT].contains(name),
-            ..ModelInput::default()
-        };
-        let output = |(name, datatype, elements): &Row| ModelOutput {
-            name: (*name).to_owned(),
-            data_type: i32::from(datatype.number()),
-            dims: vec![*elements],
-            ..ModelOutput::default()
-        };
-        config.input = tensors.inputs.iter().chain(&COMMON_INPUTS).map(input).collect();
-        config.output = tensors.outputs.iter().chain(&COMMON_OUTPUTS).map(output).collect();
+    if has_no_tensors(config) {
+        fill_tensors(config, &[tensors.inputs], tensors.outputs);
         let decoupled = tensors.is_decoupled;
         config.model_transaction_policy.get_or_insert(ModelTransactionPolicy { decoupled });
     }
@@ -157,8 +164,7 @@ pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>)
     }
     let Some(file) = file else { return };
     if let Some(length) = file.context_length {
-        let length = ModelParameter { string_value: length.min(DEFAULT_CONTEXT).to_string() };
-        config.parameters.entry(CONTEXT_LENGTH.to_owned()).or_insert(length);
+        set(config, CONTEXT_LENGTH, length.min(DEFAULT_CONTEXT).to_string());
     }
     let texts = [
         (CHAT_TEMPLATE, &file.chat_template),
@@ -167,8 +173,76 @@ pub(super) fn fill(config: &mut proto::ModelConfig, file: Option<&GgufMetadata>)
     ];
     for (name, text) in texts {
         if let Some(text) = text {
-            let value = || ModelParameter { string_value: text.clone() };
-            config.parameters.entry(name.to_owned()).or_insert_with(value);
+            set(config, name, text.clone());
         }
     }
+}
+
+/// Fills in what a configuration of a model of Hugging Face's files lacks: tensors, the size of its
+/// batches, and the parameters that clients and edges read.
+pub(super) fn fill_of_files(config: &mut proto::ModelConfig, model: &TextModel) {
+    if has_no_tensors(config) {
+        if config.max_batch_size == 0 {
+            config.max_batch_size = DEFAULT_ROWS;
+            if config.scheduling_choice.is_none() {
+                config.scheduling_choice =
+                    Some(SchedulingChoice::DynamicBatching(Default::default()));
+            }
+        }
+        let (inputs, outputs): (&[&[Row]], &[Row]) = match model.task {
+            PoolingTask::Embed => (&[&EMBED_INPUTS, &PROMPT_INPUTS], &EMBED_OUTPUTS),
+            PoolingTask::Score => (&[&SCORE_INPUTS, &RAW_INPUTS], &SCORE_OUTPUTS),
+            PoolingTask::Classify => (&[&SCORE_INPUTS, &RAW_INPUTS], &CLASSIFY_OUTPUTS),
+            PoolingTask::ClassifyTokens => (&[&ENTITY_INPUTS], &ENTITY_OUTPUTS),
+            PoolingTask::FillMask => (&[&MASK_INPUTS], &MASK_OUTPUTS),
+        };
+        fill_tensors(config, inputs, outputs);
+        // Texts of a batch have different numbers of tokens.
+        config.input.retain(|input| input.name != RETURN_PROMPT_TOKEN_IDS);
+    }
+    if config.default_model_filename.is_empty() {
+        config.default_model_filename.clone_from(&model.graph);
+    }
+    set(config, TASK, model.task.name().to_owned());
+    set(config, CONTEXT_LENGTH, model.max_tokens.to_string());
+    let has_classes = matches!(model.task, PoolingTask::Classify | PoolingTask::ClassifyTokens);
+    if has_classes && let Ok(labels) = serde_json::to_string(&model.labels) {
+        set(config, LABELS, labels);
+    }
+    if model.is_matryoshka {
+        set(config, IS_MATRYOSHKA, "true".to_owned());
+    }
+    if let Some(list) = &model.matryoshka_dimensions {
+        set(config, MATRYOSHKA_DIMENSIONS, list.clone());
+    }
+}
+
+/// Returns whether the tensors of a configuration are to be filled in.
+fn has_no_tensors(config: &proto::ModelConfig) -> bool {
+    config.input.is_empty() && config.output.is_empty()
+}
+
+/// Adds inputs and outputs, and those that all tasks have.
+fn fill_tensors(config: &mut proto::ModelConfig, inputs: &[&[Row]], outputs: &[Row]) {
+    let input = |(name, datatype, elements): &Row| ModelInput {
+        name: (*name).to_owned(),
+        data_type: i32::from(datatype.number()),
+        dims: vec![*elements],
+        optional: ![TEXT_INPUT, TEXT].contains(name),
+        ..ModelInput::default()
+    };
+    let output = |(name, datatype, elements): &Row| ModelOutput {
+        name: (*name).to_owned(),
+        data_type: i32::from(datatype.number()),
+        dims: vec![*elements],
+        ..ModelOutput::default()
+    };
+    config.input = inputs.iter().copied().flatten().chain(&COMMON_INPUTS).map(input).collect();
+    config.output = outputs.iter().chain(&COMMON_OUTPUTS).map(output).collect();
+}
+
+/// Sets a parameter that the configuration lacks.
+fn set(config: &mut proto::ModelConfig, name: &str, value: String) {
+    let value = ModelParameter { string_value: value };
+    config.parameters.entry(name.to_owned()).or_insert(value);
 }

@@ -59,7 +59,7 @@ const FIELDS: [(&str, Brings); 32] = [
 ];
 
 /// The backends that only read the file of the model; the model `ensemble` has no backend.
-const READERS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+const READERS: [&str; 4] = ["builtin", "onnxruntime", "text", "tract"];
 
 /// The options of ONNX Runtime's accelerators that are plain values. Others may name files, such as
 /// `trt_extra_plugin_lib_paths`.

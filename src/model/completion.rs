@@ -3,6 +3,7 @@
 
 use super::gguf::GgufMetadata;
 use super::onnx::ModelSignature;
+use super::text_files::TextModel;
 
 /// The facts about a model that are not in its configuration's text.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +29,8 @@ pub struct Completion<'a> {
     pub signature: Option<&'a ModelSignature>,
     /// What the model file says about its prompts, if it is a GGUF file.
     pub gguf: Option<&'a GgufMetadata>,
+    /// What the files say about a text model with an ONNX graph, if they are one.
+    pub text: Option<&'a TextModel>,
     /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from
     /// `signature`.
     pub auto_complete: bool,

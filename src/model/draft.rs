@@ -3,6 +3,7 @@
 use prost::Message;
 
 use super::autocomplete_text::LLAMACPP;
+use super::text_files::{TEXT_BACKEND, TextFiles, TextModel};
 use super::{Completion, ConfigError, ModelConfig};
 use super::{
     agents, autocomplete, autocomplete_text, gguf, json, normalize, onnx, proto, text, validate,
@@ -96,6 +97,40 @@ impl Draft {
         (backend == LLAMACPP && name.ends_with(gguf::ENDING)).then_some(name)
     }
 
+    /// Reads a text model from its files, if the backend of text models serves them; see
+    /// [`TextFiles::are_in`] for `names`, the names in the version directories.
+    ///
+    /// # Errors
+    /// The files contradict each other or the configuration, or allow several tasks.
+    pub fn text_model(
+        &self,
+        names: &[String],
+        read: impl FnOnce() -> Result<TextFiles, String>,
+    ) -> Result<Option<TextModel>, String> {
+        if !self.is_text_model(names) {
+            return Ok(None);
+        }
+        let parameter = |name: &str| {
+            self.proto.parameters.get(name).map(|parameter| parameter.string_value.clone())
+        };
+        TextModel::of(&read()?, &self.proto.default_model_filename, &parameter).map(Some)
+    }
+
+    /// Returns whether the backend of text models serves the model: its configuration says so, or it
+    /// names no backend and no tensors, and the files are those of a text model.
+    fn is_text_model(&self, names: &[String]) -> bool {
+        let proto::ModelConfig { backend, platform, input, .. } = &self.proto;
+        match backend.as_str() {
+            TEXT_BACKEND => true,
+            "" => {
+                platform.is_empty()
+                    && input.is_empty()
+                    && TextFiles::are_in(names.iter().map(String::as_str))
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether the model may be an ONNX file.
     pub(super) fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
@@ -159,6 +194,11 @@ impl Draft {
         }
         if self.proto.backend == LLAMACPP && completion.auto_complete {
             autocomplete_text::fill(&mut self.proto, completion.gguf);
+        }
+        if let Some(model) =
+            completion.text.filter(|_| self.proto.backend == TEXT_BACKEND && completion.auto_complete)
+        {
+            autocomplete_text::fill_of_files(&mut self.proto, model);
         }
         self.warnings.extend(normalize::defaults(&mut self.proto, completion));
         agents::of(&self.proto)?;

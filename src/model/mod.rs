@@ -38,6 +38,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod text;
+pub mod text_files;
 mod unsupported_backends;
 mod validate;
 mod warmup;

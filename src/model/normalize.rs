@@ -5,6 +5,7 @@ use super::autocomplete_text::LLAMACPP;
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
+use super::text_files::TEXT_BACKEND;
 use super::{Completion, ConfigError, ModelConfig, gguf, unsupported_backends};
 
 /// A backend, the platform of its models (Triton's pairs), and the names of their files, the most
@@ -192,6 +193,9 @@ fn missing_backend(
             ))
         });
     }
+    if completion.text.is_some() {
+        return Ok(TEXT_BACKEND.to_owned());
+    }
     let by_file = backend_by_file(&config.default_model_filename, completion.files);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();
@@ -359,11 +363,15 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
     }
 }
 
+/// Returns whether a backend computes graphs with ONNX Runtime, and so has its options.
+pub(super) fn uses_onnx_runtime(backend: &str) -> bool {
+    matches!(backend, "onnxruntime" | TEXT_BACKEND)
+}
+
 /// Returns whether models of a backend are placed on GPUs by default.
 fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
     match backend {
         "onnxruntime_genai" | "python" | "pytorch" | "torchserve" | "vllm" => true,
-        "onnxruntime" => completion.no_cuda_provider.is_none(),
-        _ => false,
+        name => uses_onnx_runtime(name) && completion.no_cuda_provider.is_none(),
     }
 }

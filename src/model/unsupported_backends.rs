@@ -36,6 +36,10 @@ pub fn backend_advice(name: &str) -> &'static str {
             "the backend llamacpp is built separately: `make llamacpp` in the sources of the server \
              builds it and installs it there"
         }
+        "text" => {
+            "the backend text is built separately: `make text` in the sources of the server builds it \
+             and installs it there"
+        }
         "tensorrtllm" | "dali" => {
             "serve models of this kind with a model.py that uses the library, and backend: \
              \"python\""

@@ -74,7 +74,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     check_tensors(&config)?;
     check_ensemble(&config)?;
     config.allows_cpu_fallback()?;
-    if config.backend == "onnxruntime" {
+    if normalize::uses_onnx_runtime(&config.backend) {
         session::check(&config)?;
     }
     Ok(config)
@@ -182,12 +182,12 @@ fn keeps_off_gpus(
         "sklearn" => own(""),
         "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install \
                         onnxruntime-gpu[cuda,cudnn]`"),
-        "onnxruntime" if config.allows_cpu_fallback()? => None,
-        "onnxruntime" => completion.no_cuda_provider.map(|why| {
+        name if !normalize::uses_onnx_runtime(name) => None,
+        _ if config.allows_cpu_fallback()? => None,
+        _ => completion.no_cuda_provider.map(|why| {
             let fallback = ModelConfig::CPU_FALLBACK;
             format!("{why}; the parameter {fallback}: \"true\" lets the model run on CPUs instead")
         }),
-        _ => None,
     })
 }
 

@@ -9,6 +9,7 @@ use super::proto::model_config::SchedulingChoice;
 use super::proto::model_optimization_policy::{ExecutionAccelerators, ModelPriority};
 use super::scheduling::Scheduling;
 use super::session::PARAMETERS;
+use super::normalize::uses_onnx_runtime;
 use super::{normalize, proto};
 
 /// Returns the warnings, one sentence each.
@@ -47,14 +48,14 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
     found
 }
 
-const OF_ONNX: &str = "it is an option of the backend onnxruntime";
+const OF_ONNX: &str = "it is an option of the backends onnxruntime and text";
 
 /// A field, whether it is set, and why it has no effect.
 type Row = (&'static str, bool, &'static str);
 
 fn of_model(config: &ModelConfig) -> Vec<Row> {
     let proto = &config.proto;
-    let is_onnx = config.backend == "onnxruntime";
+    let is_onnx = uses_onnx_runtime(&config.backend);
     let operations =
         proto.model_operations.as_ref().is_some_and(|all| !all.op_library_filename.is_empty());
     vec![
@@ -71,7 +72,7 @@ fn of_model(config: &ModelConfig) -> Vec<Row> {
         (
             "model_operations.op_library_filename",
             operations && !is_onnx,
-            "only the backend onnxruntime loads libraries of operators",
+            "only the backends onnxruntime and text load libraries of operators",
         ),
     ]
 }
@@ -132,7 +133,7 @@ fn of_instances(config: &ModelConfig) -> Vec<Row> {
 
 fn of_optimization(config: &ModelConfig) -> Vec<Row> {
     let Some(all) = &config.proto.optimization else { return Vec::new() };
-    let is_onnx = config.backend == "onnxruntime";
+    let is_onnx = uses_onnx_runtime(&config.backend);
     let pinned = "all models share the pool of --pinned-memory-pool-byte-size; 0 disables it";
     let off = |buffer: &Option<proto::model_optimization_policy::PinnedMemoryBuffer>| {
         buffer.is_some_and(|buffer| !buffer.enable)
@@ -173,7 +174,7 @@ fn of_optimization(config: &ModelConfig) -> Vec<Row> {
 }
 
 fn of_accelerators(config: &ModelConfig, accelerators: &ExecutionAccelerators) -> [Row; 4] {
-    let is_onnx = config.backend == "onnxruntime";
+    let is_onnx = uses_onnx_runtime(&config.backend);
     let on_processors = !config.instance_groups.iter().any(|group| group.kind == InstanceKind::Gpu);
     let on_gpus = config.instance_groups.iter().all(|group| group.kind == InstanceKind::Gpu);
     let gpu = !accelerators.gpu_execution_accelerator.is_empty();
@@ -199,7 +200,7 @@ fn of_accelerators(config: &ModelConfig, accelerators: &ExecutionAccelerators) -
 
 fn of_session(config: &ModelConfig) -> Vec<Row> {
     let given = |key: &str| config.parameters.contains_key(key);
-    let is_onnx = config.backend == "onnxruntime";
+    let is_onnx = uses_onnx_runtime(&config.backend);
     let runs_onnx = is_onnx || config.backend == "tract";
     let session = config.parameters.keys().any(|key| key.starts_with("session."));
     let own = PARAMETERS.iter().map(|key| (*key, given(key) && !is_onnx && runs_onnx, OF_ONNX));

@@ -28,6 +28,13 @@ pub enum RouteOf {
     Fixed(Route),
     /// A route that depends on the received path, which matches the declared path.
     Path(fn(&str) -> Route),
+    /// One route for requests with POST, and another one for all others.
+    Methods {
+        /// The route of POST.
+        post: Route,
+        /// The route of all other methods.
+        others: Route,
+    },
 }
 
 impl From<Route> for RouteOf {
@@ -185,6 +192,24 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
         self
     }
 
+    /// Adds the handler of POST of another edge that shares the port to a path, which this table may
+    /// have with another method and one route for all requests. `route` is the route of POST.
+    #[must_use]
+    pub fn include_post<U>(mut self, path: &str, route: Route, handler: Handler<U>, state: U) -> Self
+    where
+        U: Clone + Send + Sync + 'static,
+    {
+        let methods = Methods::post(handler).with(&state);
+        let Some((_, shared)) = self.declared.iter_mut().find(|(known, _)| known == path) else {
+            return self.route(path, route, methods);
+        };
+        if let RouteOf::Fixed(others) = shared.route {
+            shared.route = RouteOf::Methods { post: route, others };
+            shared.methods.post = methods.post;
+        }
+        self
+    }
+
     /// Builds the table with the policy of its port.
     ///
     /// # Panics
@@ -248,12 +273,13 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
 
     /// Returns the route of a path.
     pub fn route_of(&self, path: &str) -> Route {
-        self.find(path).0
+        self.find(path, &Method::GET).0
     }
 
     /// Answers a request: admits it and calls its handler.
     pub async fn answer(&self, mut incoming: Incoming<Body>) -> Response {
-        let (route, found) = self.find(incoming.request.uri().path());
+        let (route, found) =
+            self.find(incoming.request.uri().path(), incoming.request.method());
         let fallbacks =
             found.as_ref().and_then(|found| found.value.fallbacks).unwrap_or(self.0.fallbacks);
         let found = found.map(|found| (&found.value.methods, decoded(&found.params)));
@@ -290,6 +316,7 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
     fn find<'t, 'p>(
         &'t self,
         path: &'p str,
+        method: &Method,
     ) -> (Route, Option<matchit::Match<'t, 'p, &'t Declared<T>>>) {
         let Ok(found) = self.0.paths.at(path) else { return (Route::Unknown, None) };
         // matchit accepts empty named segments, except the last one.
@@ -298,6 +325,8 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
             _ if !is_complete => Route::Unknown,
             RouteOf::Fixed(route) => route,
             RouteOf::Path(of) => of(path),
+            RouteOf::Methods { post, .. } if *method == Method::POST => post,
+            RouteOf::Methods { others, .. } => others,
         };
         (route, (route != Route::Unknown).then_some(found))
     }

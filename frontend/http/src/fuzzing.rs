@@ -8,7 +8,7 @@ use pharos::tensor::{DataType, byte_size};
 
 use super::codec::{AnswerForm, Head, decode, encode};
 use super::generate::convert;
-use super::v1::request::parse;
+use super::v1::request::{ModelInputs, parse};
 use super::{repository, shared_memory};
 
 /// Returns the parameters of a load request by name; empty if `body` is not a valid load request.
@@ -68,7 +68,7 @@ fn generate(body: &[u8]) {
         ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
     let mut request = InferRequest::default();
     let generated = convert::request(body, &model, &mut request).map(|_| request.inputs);
-    let predicted = parse(body, &model.inputs).map(|(inputs, _)| inputs);
+    let predicted = parse(body, ModelInputs::new(&model.inputs, |_| false)).map(|(inputs, _)| inputs);
     for InferInput { name, tensor } in [generated, predicted].into_iter().flatten().flatten() {
         let fits = tensor.datatype == DataType::Bytes
             || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);

@@ -22,6 +22,7 @@ use super::answer::{Failure, HandlerResult, get};
 use super::generate::read;
 use super::infer::{LONG, on_a_thread_if};
 use super::model::ModelPath;
+use self::request::ModelInputs;
 use super::{Edge, answer, openai};
 use pharos_edge::Call;
 use pharos_edge::headers::check_encoding;
@@ -185,9 +186,15 @@ async fn receive(
     check_encoding(headers)?;
     edge.service.demand(model, version, 0).await?;
     let metadata = edge.service.model_metadata(model, version)?;
+    let config = edge.service.model_config(model, version)?;
     let body = read(edge, body).await?;
     let (inputs, form) =
-        on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs))
+        on_a_thread_if(body.len() > LONG, move || {
+            let is_optional = |name: &str| {
+                config.inputs.iter().any(|input| input.name == name && input.optional)
+            };
+            request::parse(&body.join(), ModelInputs::new(&metadata.inputs, is_optional))
+        })
             .await?;
     let request = InferRequest {
         model_name: model.to_owned(),

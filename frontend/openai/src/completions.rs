@@ -112,7 +112,7 @@ async fn echoes(
             let tokenizer = Tokenizer::of(&*edge.service.model_config(name, "")?)?;
             let add_special_tokens = request.add_special_tokens;
             if let Some(tokens) = prompt.tokens() {
-                echo.text = tokenizer.detokenize(edge, call, tokens).await?;
+                echo.text = tokenizer.detokenize(edge, call, tokens, true).await?;
             }
             if with_tokens {
                 let tokens = tokenizer.tokenize(edge, call, prompt, add_special_tokens).await?;

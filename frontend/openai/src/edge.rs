@@ -173,6 +173,14 @@ impl Received {
         finish_failed(self.call, &self.id, failure)
     }
 
+    /// Ends the request with its failure, in another form than that of OpenAI.
+    pub(crate) fn fail_as(self, failure: &Failure, status: StatusCode, body: Vec<u8>) -> Response {
+        let mut response = self.fail(failure);
+        *response.status_mut() = status;
+        *response.body_mut() = body.into();
+        response
+    }
+
     /// Ends the request with its JSON, or with its failure.
     pub(crate) fn finish(self, answer: Result<Vec<u8>, Failure>) -> Response {
         match answer {

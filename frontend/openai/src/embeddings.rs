@@ -20,6 +20,8 @@ use crate::response::{Head, Usage, to_json};
 pub(crate) const MAX_TEXTS: usize = 2048;
 /// Responses with more elements than this are written on a blocking thread.
 const LONG: usize = 1 << 16;
+/// The longest name of a prompt, in bytes.
+pub(crate) const MAX_PROMPT_NAME: usize = 256;
 /// The most elements of a vector that a client can ask for.
 const MAX_DIMENSIONS: i64 = 1 << 20;
 
@@ -30,6 +32,8 @@ pub struct EmbeddingRequest {
     pub input: Vec<Prompt>,
     /// Whether vectors are sent as base64 of their bytes (little-endian 32-bit floating-point).
     pub is_base64: bool,
+    /// The name of the text that the model puts before each text.
+    pub prompt_name: Option<String>,
     pub(crate) pooling: PoolingOptions,
     /// Model and extensions.
     pub options: RequestOptions,
@@ -57,6 +61,7 @@ impl EmbeddingRequest {
         Ok(Self {
             input,
             is_base64,
+            prompt_name: fields.text("prompt_name", MAX_PROMPT_NAME)?,
             pooling: PoolingOptions {
                 dimensions: dimensions.and_then(|number| usize::try_from(number).ok()),
                 ..read_pooling(&mut fields)?
@@ -91,7 +96,7 @@ pub(crate) fn read_pooling(fields: &mut Fields<'_>) -> Result<PoolingOptions, Ap
         truncate: truncate.and_then(|number| i32::try_from(number).ok()),
         normalize: fields.boolean("normalize")?,
         add_special_tokens: fields.boolean("add_special_tokens")?,
-        dimensions: None,
+        ..PoolingOptions::default()
     })
 }
 
@@ -116,14 +121,10 @@ async fn embed(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let model = model_of(received, &request.options).await?;
     let Received { edge, call, id, .. } = received;
     log_unknown(&model.name, &request.unknown);
-    if model.task != PoolingTask::Embed {
-        let text = format!(
-            "the model '{}' makes scores of pairs of texts, not embeddings: see /v1/rerank",
-            model.name
-        );
-        return Err(ApiError::invalid_field("model", text).into());
-    }
-    let items: Vec<Item<'_>> = request.input.iter().map(|text| Item { text, pair: None }).collect();
+    model.expect(PoolingTask::Embed)?;
+    let prompt_name = request.prompt_name.as_deref();
+    let items: Vec<Item<'_>> =
+        request.input.iter().map(|text| Item { prompt_name, ..Item::of(text) }).collect();
     let Pooled { values, tokens, timeline } =
         model.run(edge, call, &items, request.pooling).await?;
     call.set_times(&timeline);

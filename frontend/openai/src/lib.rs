@@ -7,7 +7,8 @@
 //! `chat_inference` begins chats, `contract`, `pooling`, `operation` and `tokenizer` translate between
 //! requests and tensors, `generation` runs inferences, and `events` streams. `adapters` and `sleep`
 //! change what is loaded. A request of `responses` is a chat in another form. `passthrough` answers
-//! requests to models that implement the API themselves.
+//! requests to models that implement the API themselves. `tei` has the paths of
+//! text-embeddings-inference, which share the models that read texts.
 //!
 //! Sources of the formats: OpenAI's API reference, vLLM 0.32 (extensions, golden answers) and
 //! `transformers` (chat templates).
@@ -18,6 +19,7 @@ pub mod chat;
 mod chat_completions;
 mod chat_inference;
 mod choice;
+pub mod classes;
 pub mod completion;
 mod completions;
 mod contract;
@@ -47,6 +49,7 @@ pub mod scores;
 mod sleep;
 pub mod stop;
 pub mod structured;
+pub mod tei;
 pub mod template;
 mod tensors;
 pub mod tokenize;

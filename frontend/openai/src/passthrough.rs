@@ -41,10 +41,11 @@ pub(crate) const EMBEDDINGS: &str = "embeddings";
 pub(crate) const RESPONSES: &str = "responses";
 pub(crate) const RERANK: &str = "rerank";
 pub(crate) const SCORE: &str = "score";
+pub(crate) const CLASSIFY: &str = "classify";
 pub(crate) const TOKENIZE: &str = "tokenize";
 pub(crate) const DETOKENIZE: &str = "detokenize";
-const PATHS: [&str; 8] =
-    [CHATS, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE, TOKENIZE, DETOKENIZE];
+const PATHS: [&str; 9] =
+    [CHATS, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE, CLASSIFY, TOKENIZE, DETOKENIZE];
 
 /// The parameter of a model's configuration with the paths that it answers, separated by commas.
 const OPENAI_PATHS: &str = "openai_paths";

@@ -1,5 +1,5 @@
-//! The contract of models that make a vector or a score of texts: how texts become tensors, and how
-//! tensors become numbers.
+//! The contract of models that read texts: how texts become tensors, and how tensors become vectors,
+//! scores, probabilities of classes, or JSON.
 //!
 //! [`pharos::model::pooling`] has the names of the tensors. A model of Triton's vllm_backend that embeds
 //! has the input `embedding_request` in their place: JSON, whose answer is a list in `text_output`.
@@ -12,7 +12,10 @@ use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest, InferResponse};
 use pharos::model::ModelConfig;
 use pharos::model::generation::{PROMPT_TOKEN_IDS, TEXT_OUTPUT, token_counts};
-use pharos::model::pooling::{EMBEDDING, NORMALIZE, PoolingTask, SCORE, TEXT, TEXT_PAIR, TRUNCATE};
+use pharos::model::pooling::{
+    EMBEDDING, ENTITIES, IS_MATRYOSHKA, MATRYOSHKA_DIMENSIONS, NORMALIZE, PREDICTIONS, PROBABILITIES,
+    PROMPT_NAME, PoolingTask, RAW_SCORES, SCORE, TEXT, TEXT_PAIR, TOP_K, TRUNCATE,
+};
 use pharos::service::{Responses, Streamed};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Timeline;
@@ -28,17 +31,13 @@ use crate::tensors::{self, no_tensor};
 
 /// The input of a model of Triton's vllm_backend that embeds.
 const EMBEDDING_REQUEST: &str = "embedding_request";
-/// The parameters of a configuration that say that the first elements of a vector are a vector too
-/// (Matryoshka embeddings), with the names of vLLM.
-const IS_MATRYOSHKA: &str = "is_matryoshka";
-const DIMENSIONS: &str = "matryoshka_dimensions";
 /// The inferences of a request that run at the same time. Others wait, so that one request with many
 /// texts does not fill the queue of a model.
 const MAX_RUNNING: usize = 64;
 /// Responses of more bytes than this are read on a blocking thread.
 const LONG: usize = 256 << 10;
 
-/// A model that makes vectors or scores.
+/// A model that reads texts.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolingModel {
     pub(crate) name: String,
@@ -63,6 +62,15 @@ enum Dimensions {
 pub(crate) struct Item<'a> {
     pub(crate) text: &'a Prompt,
     pub(crate) pair: Option<&'a str>,
+    /// The name of the text that the model puts before the text; the same for all items of a request.
+    pub(crate) prompt_name: Option<&'a str>,
+}
+
+impl<'a> Item<'a> {
+    /// Returns a text.
+    pub(crate) fn of(text: &'a Prompt) -> Self {
+        Self { text, pair: None, prompt_name: None }
+    }
 }
 
 /// What applies to all texts of a request.
@@ -76,12 +84,17 @@ pub(crate) struct PoolingOptions {
     pub(crate) add_special_tokens: Option<bool>,
     /// The number of elements of a vector.
     pub(crate) dimensions: Option<usize>,
+    /// Whether scores are those of the graph, without the function that makes probabilities; `None`
+    /// for the default of the model.
+    pub(crate) raw_scores: Option<bool>,
+    /// The predictions for each mask.
+    pub(crate) top_k: Option<i32>,
 }
 
 /// What a model has made of texts.
 #[derive(Debug, Default)]
 pub(crate) struct Pooled {
-    /// One for each text: a vector, or a score.
+    /// One for each text: a vector, a score, or probabilities.
     pub(crate) values: Vec<Vec<f32>>,
     /// The tokens of all texts; `None` if the model does not count them.
     pub(crate) tokens: Option<u64>,
@@ -104,14 +117,15 @@ impl PoolingModel {
             ..ApiError::invalid_field(
                 "model",
                 format!(
-                    "the model '{}' makes no embeddings or scores: it needs the input '{TEXT}' and \
-                     the output '{EMBEDDING}', or '{TEXT}', '{TEXT_PAIR}' and '{SCORE}'",
+                    "the model '{}' makes no embeddings, scores or classes of texts: it needs the \
+                     input '{TEXT}' and the output '{EMBEDDING}' or '{PROBABILITIES}', or '{TEXT}', \
+                     '{TEXT_PAIR}' and '{SCORE}'",
                     config.name
                 ),
             )
         })?;
         let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
-        let dimensions = match (parameter(DIMENSIONS), parameter(IS_MATRYOSHKA)) {
+        let dimensions = match (parameter(MATRYOSHKA_DIMENSIONS), parameter(IS_MATRYOSHKA)) {
             (Some(list), _) => {
                 let list: Option<Vec<usize>> = list
                     .trim_matches(['[', ']'])
@@ -120,7 +134,7 @@ impl PoolingModel {
                     .collect();
                 Dimensions::Listed(list.ok_or_else(|| {
                     ApiError::internal(format!(
-                        "the model '{}' cannot be served: its parameter '{DIMENSIONS}' must be a \
+                        "the model '{}' cannot be served: its parameter '{MATRYOSHKA_DIMENSIONS}' must be a \
                          list of integers above 0",
                         config.name
                     ))
@@ -139,6 +153,25 @@ impl PoolingModel {
         })
     }
 
+    /// Checks that the model has a task.
+    ///
+    /// # Errors
+    /// It has another one: the text names the path for it.
+    pub(crate) fn expect(&self, wanted: PoolingTask) -> Result<(), ApiError> {
+        if self.task == wanted {
+            return Ok(());
+        }
+        let (what, instead) = match self.task {
+            PoolingTask::Embed => ("makes embeddings", "/v1/embeddings"),
+            PoolingTask::Score => ("makes scores of pairs of texts", "/v1/rerank"),
+            PoolingTask::Classify => ("classifies texts", "/v1/classify"),
+            PoolingTask::ClassifyTokens => ("finds spans in texts", "/predict"),
+            PoolingTask::FillMask => ("finds tokens for masks", "/predict"),
+        };
+        let text = format!("the model '{}' {what}: see {instead}", self.name);
+        Err(ApiError::invalid_field("model", text))
+    }
+
     /// Checks that vectors can have this many elements.
     ///
     /// # Errors
@@ -150,7 +183,7 @@ impl PoolingModel {
             Dimensions::Listed(list) => format!("allowed are {list:?}"),
             Dimensions::Own => format!(
                 "the model was not trained for shorter vectors, or its configuration lacks the \
-                 parameter '{DIMENSIONS}' or '{IS_MATRYOSHKA}'"
+                 parameter '{MATRYOSHKA_DIMENSIONS}' or '{IS_MATRYOSHKA}'"
             ),
         };
         let message = format!(
@@ -160,7 +193,7 @@ impl PoolingModel {
         Err(ApiError::invalid_field("dimensions", message))
     }
 
-    /// Makes vectors or scores of texts.
+    /// Makes vectors, scores or probabilities of texts.
     pub(crate) async fn run(
         &self,
         edge: &Edge,
@@ -171,6 +204,42 @@ impl PoolingModel {
         if let Some(dimensions) = options.dimensions {
             self.check_dimensions(dimensions)?;
         }
+        let (responses, rows) = self.infer(edge, call, items, options).await?;
+        let bytes: usize = responses.iter().map(response_bytes).sum();
+        let model = self.clone();
+        on_a_thread_if(bytes > LONG, move || model.pool(&responses, &rows, options)).await?
+    }
+
+    /// Makes JSON of texts: spans, or predictions.
+    pub(crate) async fn run_to_json(
+        &self,
+        edge: &Edge,
+        call: &mut Call,
+        items: &[Item<'_>],
+        options: PoolingOptions,
+    ) -> Result<Vec<String>, Failure> {
+        let name = self.output();
+        let (responses, _) = self.infer(edge, call, items, options).await?;
+        let mut found = Vec::with_capacity(items.len());
+        for response in &responses {
+            call.set_times(&response.timeline);
+            let output = response.outputs.iter().find(|output| output.name == name);
+            found.extend(strings(name, &output.ok_or_else(|| violation(name))?.tensor)?);
+        }
+        if found.len() != items.len() {
+            return Err(violation(name).into());
+        }
+        Ok(found)
+    }
+
+    /// Runs the inferences of texts. Returns the responses, and the number of texts of each.
+    async fn infer(
+        &self,
+        edge: &Edge,
+        call: &mut Call,
+        items: &[Item<'_>],
+        options: PoolingOptions,
+    ) -> Result<(Vec<InferResponse>, Vec<usize>), Failure> {
         let has_tokens = items.iter().any(|item| item.text.tokens().is_some());
         // Lists of tokens have different lengths.
         let of_one = if has_tokens || self.is_vllm { 1 } else { self.max_batch_size.max(1) };
@@ -188,10 +257,7 @@ impl PoolingModel {
         let responses = poll_fn(|cx| running.poll(cx)).await;
         let responses =
             responses.map_err(|error| Failure::of_model(error, self.text_field(), None))?;
-        let rows: Vec<usize> = items.chunks(of_one).map(<[Item<'_>]>::len).collect();
-        let bytes: usize = responses.iter().map(response_bytes).sum();
-        let model = self.clone();
-        on_a_thread_if(bytes > LONG, move || model.pool(&responses, &rows, options)).await?
+        Ok((responses, items.chunks(of_one).map(<[Item<'_>]>::len).collect()))
     }
 
     /// Reads responses, each with a number of texts.
@@ -246,17 +312,23 @@ impl PoolingModel {
             let pairs = items.iter().map(|item| item.pair.unwrap_or_default());
             inputs.push(self.strings(TEXT_PAIR, pairs)?);
         }
-        if let Some(truncate) = options.truncate {
-            self.demand(TRUNCATE, TRUNCATE)?;
-            let data = truncate.to_le_bytes().repeat(rows);
-            inputs.push(self.input(TRUNCATE, DataType::Int32, rows, 1, data));
+        if let Some(prompt) = items.iter().find_map(|item| item.prompt_name) {
+            self.demand(PROMPT_NAME, PROMPT_NAME)?;
+            inputs.push(self.strings(PROMPT_NAME, std::iter::repeat_n(prompt, rows))?);
+        }
+        for (name, number) in [(TRUNCATE, options.truncate), (TOP_K, options.top_k)] {
+            let Some(number) = number else { continue };
+            self.demand(name, name)?;
+            let data = number.to_le_bytes().repeat(rows);
+            inputs.push(self.input(name, DataType::Int32, rows, 1, data));
         }
         let flags = [
-            (NORMALIZE, options.normalize, true),
-            (ADD_SPECIAL_TOKENS, options.add_special_tokens, true),
+            (NORMALIZE, options.normalize, None),
+            (ADD_SPECIAL_TOKENS, options.add_special_tokens, Some(true)),
+            (RAW_SCORES, options.raw_scores, Some(false)),
         ];
         for (name, flag, default) in flags {
-            let Some(flag) = flag.filter(|flag| *flag != default) else { continue };
+            let Some(flag) = flag.filter(|flag| Some(*flag) != default) else { continue };
             self.demand(name, name)?;
             inputs.push(self.input(name, DataType::Bool, rows, 1, vec![flag.into(); rows]));
         }
@@ -266,9 +338,26 @@ impl PoolingModel {
     /// Returns the field of clients with the texts.
     fn text_field(&self) -> &'static str {
         match self.task {
-            PoolingTask::Embed => "input",
             PoolingTask::Score => "documents",
+            _ => "input",
         }
+    }
+
+    /// Returns the output with the results.
+    fn output(&self) -> &'static str {
+        match self.task {
+            _ if self.is_vllm => TEXT_OUTPUT,
+            PoolingTask::Embed => EMBEDDING,
+            PoolingTask::Score => SCORE,
+            PoolingTask::Classify => PROBABILITIES,
+            PoolingTask::ClassifyTokens => ENTITIES,
+            PoolingTask::FillMask => PREDICTIONS,
+        }
+    }
+
+    /// Returns whether the model can give scores without the function that makes probabilities.
+    pub(crate) fn has_raw_scores(&self) -> bool {
+        self.inputs.contains_key(RAW_SCORES)
     }
 
     /// Returns the datatype of the tensor for something that the client wants.
@@ -301,18 +390,14 @@ impl PoolingModel {
         InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape, data: data.into() } }
     }
 
-    /// Reads the vectors or scores of one response, which are finite.
+    /// Reads the numbers of one response, which are finite.
     fn read(
         &self,
         response: &InferResponse,
         rows: usize,
         values: &mut Vec<Vec<f32>>,
     ) -> Result<(), InferError> {
-        let name = match self.task {
-            _ if self.is_vllm => TEXT_OUTPUT,
-            PoolingTask::Embed => EMBEDDING,
-            PoolingTask::Score => SCORE,
-        };
+        let name = self.output();
         let found = response.outputs.iter().find(|output| output.name == name);
         let tensor = &found.ok_or_else(|| violation(name))?.tensor;
         if self.is_vllm {

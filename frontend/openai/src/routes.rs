@@ -11,11 +11,13 @@ use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::{Edge, Received};
 use crate::models::Models;
 use crate::passthrough::{
-    self, CHATS, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES, SCORE,
+    self, CHATS, CLASSIFY, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES, SCORE,
     TOKENIZE,
 };
 use crate::sleep::{self, Verb};
-use crate::{adapters, chat_completions, completions, embeddings, responses, scores, tokenize};
+use crate::{
+    adapters, chat_completions, classes, completions, embeddings, responses, scores, tei, tokenize,
+};
 
 /// Returns the route of a path with a model in it. `.` names no model, so that a path has one
 /// spelling.
@@ -74,11 +76,21 @@ where
     for prefix in ["/v1", "/openai/v1", ""] {
         let path = |path: &str| format!("{prefix}/{path}");
         declared = declared
-            .route(&path(RERANK), Route::Rerank, post(RERANK, scores::rerank))
+            .route(&path(RERANK), Route::Rerank, post(RERANK, rerank))
             .route(&path(SCORE), Route::Score, post(SCORE, scores::pairs))
-            .route(&path(TOKENIZE), Route::Tokenize, post(TOKENIZE, tokenize::tokenize))
+            .route(&path(CLASSIFY), Route::Classify, post(CLASSIFY, classes::answer))
+            .route(&path(TOKENIZE), Route::Tokenize, post(TOKENIZE, tokenize))
             .route(&path(DETOKENIZE), Route::Detokenize, post(DETOKENIZE, tokenize::detokenize));
     }
+    // The paths of text-embeddings-inference, except for those that both have.
+    declared = declared
+        .route("/embed", Route::Embeddings, receive(tei::embed))
+        .route("/embed_all", Route::Embeddings, receive(tei::refuse))
+        .route("/embed_sparse", Route::Embeddings, receive(tei::refuse))
+        .route("/predict", Route::Classify, receive(tei::predict))
+        .route("/similarity", Route::Score, receive(tei::similarity))
+        .route("/decode", Route::Detokenize, receive(tei::decode))
+        .route("/info", Route::Models, Methods::get(whole(tei::info)));
     // Paths with the model in them, for clients whose base URL has it.
     for prefix in ["/predictions/{model}/v1", "/predictions/{model}/{version}/v1"] {
         let path = |path: &str| format!("{prefix}/{path}");
@@ -89,7 +101,25 @@ where
             .route(&path(EMBEDDINGS), route, post(EMBEDDINGS, embeddings::answer));
     }
     let fallbacks = Fallbacks { not_found, wrong_method, refused: no_access };
-    router.include(declared, edge, fallbacks)
+    let router = router.include(declared, edge.clone(), fallbacks);
+    router.include_post("/", Route::Embeddings, whole(tei::root), edge)
+}
+
+/// Answers a request for documents in the order of their relevance: vLLM's form, or that of
+/// text-embeddings-inference.
+async fn rerank(received: Received) -> Response {
+    match tei::has_member(&received, "texts") {
+        true => tei::rerank(received).await,
+        false => scores::rerank(received).await,
+    }
+}
+
+/// Answers a request for the tokens of a text, in one of the same two forms.
+async fn tokenize(received: Received) -> Response {
+    match tei::has_member(&received, "inputs") {
+        true => tei::tokenize(received).await,
+        false => tokenize::tokenize(received).await,
+    }
 }
 
 /// Adds the paths that change what is loaded, adapters and the sleep of models, which need the

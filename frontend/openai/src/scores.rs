@@ -144,13 +144,13 @@ fn read_side(fields: &mut Fields<'_>, names: [&str; 3]) -> Result<Vec<String>, A
 }
 
 /// The scores of pairs.
-struct Scores {
-    values: Vec<f32>,
+pub(crate) struct Scores {
+    pub(crate) values: Vec<f32>,
     usage: Option<Usage>,
 }
 
 /// Computes the score of each second text with its first one.
-async fn score(
+pub(crate) async fn score(
     received: &mut Received,
     model: &PoolingModel,
     first: &[String],
@@ -166,18 +166,22 @@ async fn score(
         PoolingTask::Score => {
             let pairs = firsts.iter().cycle().zip(second);
             let items: Vec<Item<'_>> =
-                pairs.map(|(text, pair)| Item { text, pair: Some(pair) }).collect();
+                pairs.map(|(text, pair)| Item { pair: Some(pair), ..Item::of(text) }).collect();
             model.run(edge, call, &items, options).await?
         }
         PoolingTask::Embed => {
             let seconds = prompts(second);
             let all = firsts.iter().chain(&seconds);
-            let items: Vec<Item<'_>> = all.map(|text| Item { text, pair: None }).collect();
+            let items: Vec<Item<'_>> = all.map(Item::of).collect();
             let mut pooled = model.run(edge, call, &items, options).await?;
             let of_second = pooled.values.split_off(firsts.len().min(pooled.values.len()));
             let pairs = pooled.values.iter().cycle().zip(&of_second);
             pooled.values = pairs.map(|(one, other)| vec![cosine(one, other)]).collect();
             pooled
+        }
+        _ => {
+            model.expect(PoolingTask::Score)?;
+            Pooled::default()
         }
     };
     call.set_times(&timeline);

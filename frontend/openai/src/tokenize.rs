@@ -147,7 +147,7 @@ async fn text_of(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let name = received.enter_model(&request.options).await?;
     let Received { edge, call, .. } = received;
     let tokenizer = Tokenizer::of(&*edge.service.model_config(&name, "")?)?;
-    let text = tokenizer.detokenize(edge, call, &request.tokens).await?;
+    let text = tokenizer.detokenize(edge, call, &request.tokens, true).await?;
     Ok(to_json(&DetokenizeResponse { prompt: &text, content: &text }))
 }
 

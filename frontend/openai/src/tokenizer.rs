@@ -71,14 +71,18 @@ impl Tokenizer {
         Tokens::read(&run.await?)
     }
 
-    /// Returns the text of tokens.
+    /// Returns the text of tokens. A model may ignore that special tokens are not wanted in it.
     pub(crate) async fn detokenize(
         &self,
         edge: &Edge,
         call: &mut Call,
         tokens: &[u32],
+        with_special_tokens: bool,
     ) -> Result<String, Failure> {
-        let inputs = vec![self.tokens(tokens)];
+        let mut inputs = vec![self.tokens(tokens)];
+        if !with_special_tokens {
+            inputs.push(self.operations.input(ADD_SPECIAL_TOKENS, DataType::Bool, 1, vec![0]));
+        }
         let run = self.operations.run(edge, call, DETOKENIZE, "", inputs, None);
         let found = Tokens::read(&run.await?)?;
         found.texts.into_iter().next().ok_or_else(|| violation(TEXT_OUTPUT).into())

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::warnings::nearest_to;
-use super::{Kind, RECORDED_BY_ENGINES, STATE_BYTES, Section};
+use super::{Kind, RECORDED_BY_ENGINES, RECORDED_BY_TEXT_MODELS, STATE_BYTES, Section};
 use crate::builtin::Builtin;
 
 /// The longest name of a metric or label, in bytes.
@@ -118,7 +118,8 @@ pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
             builtin.name()
         ));
     }
-    if name.starts_with(OWN_PREFIX) && name != STATE_BYTES && !RECORDED_BY_ENGINES.contains(&name) {
+    let by_backends = RECORDED_BY_ENGINES.contains(&name) || RECORDED_BY_TEXT_MODELS.contains(&name);
+    if name.starts_with(OWN_PREFIX) && name != STATE_BYTES && !by_backends {
         return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
     }
     Ok(())

@@ -34,6 +34,7 @@ pub fn class(route: Route) -> Class {
         | Route::Embeddings
         | Route::Rerank
         | Route::Score
+        | Route::Classify
         | Route::Tokenize
         | Route::Detokenize
         | Route::Response

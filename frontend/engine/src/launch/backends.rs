@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pharos::model::backend_advice;
+use pharos::model::text_files::TEXT_BACKEND;
 
 use super::{ORDINARY, Program};
 
@@ -54,8 +55,8 @@ pub(crate) fn find(
     }
     let own: Vec<PathBuf> = program.backends.iter().map(|directory| directory.join(name)).collect();
     let of_backend: Vec<&Path> = own.iter().map(PathBuf::as_path).collect();
-    // A model that only names tract runs no code from its directory.
-    let places = if name == TRACT { &[] } else { places };
+    // A model that only names one of these runs no code from its directory.
+    let places = if name == TRACT || name == TEXT_BACKEND { &[] } else { places };
     let all: Vec<&Path> = places.iter().chain(&of_backend).copied().collect();
     if let Some(path) = first_file(&all, &format!("libpharos_{name}.so")) {
         return Ok(Found::Library(path));

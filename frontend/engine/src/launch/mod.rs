@@ -29,6 +29,7 @@ pub use settings::{Program, Sandboxes, WorkerLimits};
 use backends::Found;
 use limits::{Limited, Parameters};
 use pharos::model::Provenance;
+use pharos::model::text_files::TEXT_BACKEND;
 use pharos::wire::fork_server::ONNX_RUNTIME;
 use pharos::wire::sandbox::Permissions;
 use pharos_os::worker_user::WorkerUser;
@@ -263,6 +264,12 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
         Found::Library(path) => {
             let library = (LIBRARY, Some(path.into_os_string()));
             Ok(native(program, program.worker.clone(), vec![library]))
+        }
+        Found::Worker(_) if model.backend == TEXT_BACKEND && program.onnxruntime.is_none() => {
+            Err(format!("model '{}': {NO_ONNX_RUNTIME}", model.name))
+        }
+        Found::Worker(path) if model.backend == TEXT_BACKEND => {
+            Ok(native(program, path, with_packages(program)))
         }
         Found::Worker(path) => Ok(native(program, path, Vec::new())),
         Found::Python(path) => {

@@ -13,6 +13,7 @@ use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::gguf::GgufMetadata;
+use pharos::model::text_files::{TEXT_BACKEND, TextDirectory, TextFiles};
 use pharos::model::{
     Checksum, CodeOrigin, Completion, ConfigError, Draft, LLAMACPP, ModelConfig, ModelSignature,
     Provenance, SANDBOX, VersionPolicy, gguf, may_auto_complete, onnx,
@@ -399,6 +400,7 @@ fn configuration(
         Some(name) => gguf_metadata(contents, name)?,
         None => None,
     };
+    let text = draft.text_model(&contents.files, || text_files(contents))?;
     let mut names: Vec<&str> =
         launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
     if settings.program.onnxruntime.is_none() && launch::has_tract(&settings.program) {
@@ -407,6 +409,7 @@ fn configuration(
     }
     let own = match draft.backend() {
         "" if gguf.is_some() => LLAMACPP.to_owned(),
+        "" if text.is_some() => TEXT_BACKEND.to_owned(),
         own => own.to_owned(),
     };
     let mut is_python = false;
@@ -427,6 +430,7 @@ fn configuration(
         no_cuda_provider: no_cuda_provider.as_deref(),
         signature: signature.as_ref(),
         gguf: gguf.as_ref(),
+        text: text.as_ref(),
         auto_complete: settings.auto_complete,
         default_max_batch_size: settings.default_max_batch_size,
     };
@@ -530,6 +534,35 @@ fn gguf_metadata(contents: &Contents, file_name: &str) -> Result<Option<GgufMeta
     let Some(path) = newest(contents, file_name) else { return Ok(None) };
     let Some(file) = map_model(&path)? else { return Ok(None) };
     gguf::metadata(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+}
+
+/// Reads the files of a text model from the newest version's directory.
+fn text_files(contents: &Contents) -> Result<TextFiles, String> {
+    let newest = contents.versions.values().next_back();
+    newest.map_or_else(|| Ok(TextFiles::default()), |path| TextFiles::gather(&VersionDirectory(path)))
+}
+
+/// The directory of a version.
+struct VersionDirectory<'a>(&'a Path);
+
+impl TextDirectory for VersionDirectory<'_> {
+    fn entries(&self, path: &str) -> Result<Vec<(String, bool)>, String> {
+        let path = self.0.join(path);
+        let unreadable = |error: io::Error| format!("'{}' cannot be read: {error}", path.display());
+        let entries = std::fs::read_dir(&path).map_err(unreadable)?;
+        let entries = entries.map(|entry| {
+            let entry = entry?;
+            // Links lead to the store of Hugging Face's cache.
+            let is_directory = entry.path().is_dir();
+            Ok((entry.file_name().to_string_lossy().into_owned(), is_directory))
+        });
+        entries.collect::<io::Result<_>>().map_err(unreadable)
+    }
+
+    fn read(&self, path: &str) -> Result<String, String> {
+        let path = self.0.join(path);
+        scan::read_model_text(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+    }
 }
 
 /// Returns the path of a file in the newest version's directory.

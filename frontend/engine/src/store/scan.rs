@@ -83,6 +83,15 @@ pub(crate) fn read_model_file(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(path, LONGEST_MODEL_FILE)
 }
 
+/// Like [`read_model_file`], for a text.
+///
+/// # Errors
+/// As there, or it is not UTF-8.
+pub(crate) fn read_model_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read_model_file(path)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 /// Reads a file with the elements of a tensor.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use pharos::model::text_files::TextFiles;
 use pharos::model::{Draft, default_model_file, is_hugging_face, onnx};
 use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 
@@ -132,7 +133,10 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let files = entries.iter().filter(|(_, path)| path.is_file() || is_onnx_directory(path));
     let file_names: Vec<&str> = files.filter_map(|(name, _)| name.to_str()).collect();
     let usual = usual_name(&file_names).map(|(file, usual)| (file.to_owned(), usual));
-    if usual.is_none() && !has_config && !is_hugging_face(file_names.iter().copied()) {
+    let is_text = || TextFiles::are_in(entries.iter().filter_map(|(name, _)| name.to_str()));
+    let is_model =
+        usual.is_some() || has_config || is_hugging_face(file_names.iter().copied()) || is_text();
+    if !is_model {
         return Ok(None);
     }
     let mut links = absolute(entries)?;
@@ -145,6 +149,7 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
 fn is_version(names: &[String]) -> bool {
     names.iter().any(|name| default_model_file(name).is_some())
         || is_hugging_face(names.iter().map(String::as_str))
+        || TextFiles::are_in(names.iter().map(String::as_str))
 }
 
 /// Returns whether a directory takes the place of an ONNX file: it holds the file with its external

@@ -3,7 +3,7 @@
 //! Pure functions over bytes.
 //!
 //! The shape of an input is that of its nested arrays; in the row form the number of rows precedes
-//! it. An element of a BYTES input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in
+//! it. A row of an input with one element may be the element itself. An element of a BYTES input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in
 //! base64.
 
 use std::borrow::Cow;
@@ -39,13 +39,34 @@ pub(crate) enum Form {
     Columns,
 }
 
+/// The inputs of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelInputs<'a> {
+    pub(crate) all: &'a [TensorMetadata],
+    /// The input of values without a name: the only one, or the only one that is not optional.
+    pub(crate) unnamed: Option<&'a TensorMetadata>,
+}
+
+impl<'a> ModelInputs<'a> {
+    /// Returns the inputs of a model, of which some are optional.
+    pub(crate) fn new(all: &'a [TensorMetadata], is_optional: impl Fn(&str) -> bool) -> Self {
+        let mut required = all.iter().filter(|input| !is_optional(&input.name));
+        let unnamed = match (all, required.next(), required.next()) {
+            ([only], ..) => Some(only),
+            (_, Some(only), None) => Some(only),
+            _ => None,
+        };
+        Self { all, unnamed }
+    }
+}
+
 /// Parses the JSON of a request to a model with `inputs`.
 ///
 /// # Errors
 /// Fails if the text is not a valid request or does not match the model's inputs.
 pub(crate) fn parse(
     json: &[u8],
-    inputs: &[TensorMetadata],
+    inputs: ModelInputs<'_>,
 ) -> Result<(Vec<InferInput>, Form), InferError> {
     parse_any(json, inputs).map_err(|error| match error.reason {
         // Triton's reader answers 500; TensorFlow Serving and KServe answer 400.
@@ -56,7 +77,7 @@ pub(crate) fn parse(
 
 fn parse_any(
     json: &[u8],
-    inputs: &[TensorMetadata],
+    inputs: ModelInputs<'_>,
 ) -> Result<(Vec<InferInput>, Form), InferError> {
     let json = std::str::from_utf8(without_byte_order_mark(json)).map_err(parse_error)?;
     check_depth(json)?;
@@ -78,18 +99,18 @@ fn unreadable(error: serde_json::Error) -> InferError {
 
 /// Parses `instances`: an array of values of the only input, or of objects with a value for each
 /// input.
-fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+fn rows(json: &str, inputs: ModelInputs<'_>) -> Result<(Vec<InferInput>, Form), InferError> {
     let first = json.strip_prefix('[').map(str::trim_start);
     let Some(first) = first.filter(|first| !first.starts_with(']')) else {
         return Err(InferError::malformed("'instances' must be a non-empty array"));
     };
     if !first.starts_with('{') || is_base64(first) {
         let input = only(inputs, "instances")?;
-        let tensor = tensor(input, json)?;
+        let tensor = with_element(input, tensor(input, json)?);
         let count = tensor.shape.first().map_or(0, |rows| rows.unsigned_abs());
         return Ok((vec![InferInput { name: input.name.clone(), tensor }], Form::Rows(count)));
     }
-    let mut rows = Rows { inputs, columns: Vec::new(), count: 0, refused: None };
+    let mut rows = Rows { inputs: inputs.all, columns: Vec::new(), count: 0, refused: None };
     if let Err(error) = rows.deserialize(&mut serde_json::Deserializer::from_str(json)) {
         let wrong = || {
             InferError::malformed(format!(
@@ -100,7 +121,8 @@ fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form)
     }
     let column = |Column { input, mut json }: Column<'_>| {
         json.push(']');
-        Ok(InferInput { name: input.name.clone(), tensor: tensor(input, &json)? })
+        let tensor = with_element(input, tensor(input, &json)?);
+        Ok(InferInput { name: input.name.clone(), tensor })
     };
     let columns = rows.columns.into_iter().map(column).collect::<Result<Vec<_>, InferError>>()?;
     Ok((columns, Form::Rows(rows.count)))
@@ -187,7 +209,7 @@ impl<'de> Visitor<'de> for &mut Rows<'_> {
 }
 
 /// Parses `inputs`: an object with a tensor for each input, or the tensor of the only input.
-fn columns(columns: &RawValue, inputs: &[TensorMetadata]) -> Result<Vec<InferInput>, InferError> {
+fn columns(columns: &RawValue, inputs: ModelInputs<'_>) -> Result<Vec<InferInput>, InferError> {
     let json = columns.get();
     if !json.starts_with('{') || is_base64(json) {
         let input = only(inputs, "inputs")?;
@@ -195,7 +217,7 @@ fn columns(columns: &RawValue, inputs: &[TensorMetadata]) -> Result<Vec<InferInp
     }
     let Members(members) = serde_json::from_str(json).map_err(unreadable)?;
     let column = |(name, value): (Cow<'_, str>, &RawValue)| {
-        let tensor = tensor(find(inputs, &name)?, value.get())?;
+        let tensor = tensor(find(inputs.all, &name)?, value.get())?;
         Ok(InferInput { name: name.into_owned(), tensor })
     };
     members.into_iter().map(column).collect()
@@ -211,14 +233,20 @@ fn find<'a>(inputs: &'a [TensorMetadata], name: &str) -> Result<&'a TensorMetada
     })
 }
 
-fn only<'a>(inputs: &'a [TensorMetadata], member: &str) -> Result<&'a TensorMetadata, InferError> {
-    match inputs {
-        [input] => Ok(input),
-        _ => Err(InferError::invalid(format!(
-            "'{member}' must name the model's inputs: {}",
-            names(inputs)
-        ))),
+fn only<'a>(inputs: ModelInputs<'a>, member: &str) -> Result<&'a TensorMetadata, InferError> {
+    inputs.unnamed.ok_or_else(|| {
+        let names = names(inputs.all);
+        InferError::invalid(format!("'{member}' must name the model's inputs: {names}"))
+    })
+}
+
+/// Adds the dimension of the elements of a row that are the element itself, if rows of the input have
+/// one element.
+fn with_element(input: &TensorMetadata, mut tensor: Tensor) -> Tensor {
+    if tensor.shape.len() == 1 && matches!(input.shape.as_slice(), [_, 1]) {
+        tensor.shape.push(1);
     }
+    tensor
 }
 
 fn names(inputs: &[TensorMetadata]) -> String {
@@ -357,7 +385,7 @@ mod tests {
     type Given<'a> = &'a [(&'a str, &'a [i64], usize)];
 
     fn check(json: &str, inputs: &[TensorMetadata], expected: Result<(Given<'_>, Form), &str>) {
-        let got = parse(json.as_bytes(), inputs);
+        let got = parse(json.as_bytes(), ModelInputs::new(inputs, |name| name.ends_with('?')));
         match (got, expected) {
             (Ok((given, form)), Ok((wanted, wanted_form))) => {
                 let given: Vec<_> = given
@@ -379,6 +407,14 @@ mod tests {
         let two = [input("A", "INT32"), input("B", "FP32")];
         let text = [input("T", "BYTES")];
         let rows = Form::Rows;
+        // Elements in place of rows, and the only input that is not optional.
+        let mut column = input("A", "BYTES");
+        column.shape = vec![-1, 1];
+        let optional = [column, input("B?", "FP32")];
+        let one_each: Given<'_> = &[("A", &[2, 1], 10)];
+        check(r#"{"instances": ["a", "b"]}"#, &optional, Ok((one_each, rows(2))));
+        check(r#"{"instances": [{"A": "a"}, {"A": "b"}]}"#, &optional, Ok((one_each, rows(2))));
+        check(r#"{"instances": [["a"], ["b"]]}"#, &optional, Ok((one_each, rows(2))));
         check(r#"{"instances": [[1, 2], [3, 4]]}"#, &one, Ok((&[("A", &[2, 2], 16)], rows(2))));
         check(
             r#"{"instances": [{"A": [1]}, {"A": [2]}]}"#,

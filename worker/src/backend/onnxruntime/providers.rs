@@ -194,6 +194,16 @@ pub(super) unsafe fn dispatches(
     dispatches
 }
 
+/// Returns the providers for a session, each of which makes its stream itself. An unusable
+/// provider is an error.
+pub(super) fn own_streams(providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
+    let built = providers.iter().map(|provider| match provider.is_tensorrt {
+        true => with_options(TensorRT::default(), &provider.options).build(),
+        false => with_options(CUDA::default(), &provider.options).build(),
+    });
+    built.map(ExecutionProviderDispatch::error_on_failure).collect()
+}
+
 fn with_options<P: ArbitrarilyConfigurableExecutionProvider + Sized>(
     provider: P,
     options: &[(String, String)],
