@@ -203,6 +203,9 @@ pub(super) fn fill_of_files(config: &mut proto::ModelConfig, model: &TextModel) 
     if config.default_model_filename.is_empty() {
         config.default_model_filename.clone_from(&model.graph);
     }
+    // Those that the engine computes, or among which it finds texts of similar lengths. Others wait in
+    // the server's queue.
+    set(config, ModelConfig::MAX_OPEN_REQUESTS, DEFAULT_ROWS.to_string());
     set(config, TASK, model.task.name().to_owned());
     set(config, CONTEXT_LENGTH, model.max_tokens.to_string());
     let has_classes = matches!(model.task, PoolingTask::Classify | PoolingTask::ClassifyTokens);

@@ -10,14 +10,15 @@ mod on_gpu;
 mod onnxruntime;
 mod registry;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pharos::error::InferError;
-use pharos_backend::{Context, load_error};
+use pharos_backend::load_error;
 
 use crate::device::Cuda;
 
+pub use onnxruntime::shared::{GraphTensor, SharedSession};
 pub(crate) use registry::Registry;
 
 #[cfg(test)]
@@ -27,18 +28,6 @@ pub(crate) use on_gpu::tests::kernel as test_kernel;
 /// configured.
 pub(crate) fn load_onnxruntime() -> Option<PathBuf> {
     onnxruntime::preload()
-}
-
-/// Opens a session of ONNX Runtime with the options of a model, and returns it with the version of the
-/// library. On a GPU, the runtime copies inputs and outputs from and to the memory of the process.
-///
-/// # Errors
-/// The library is not configured, or it cannot load the file.
-pub fn open_session(
-    context: &Context<'_>,
-    path: &Path,
-) -> Result<(ort::session::Session, String), InferError> {
-    onnxruntime::open(context, path)
 }
 
 /// Whether a library of ONNX Runtime is configured.

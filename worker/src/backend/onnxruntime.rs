@@ -12,6 +12,7 @@
 mod device;
 mod providers;
 mod session;
+pub(super) mod shared;
 
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -99,30 +100,6 @@ pub(super) fn create(
         names.map(c_name).collect::<Result<_, _>>().map_err(|text| in_file(&path, &text))?;
     let version = version_of(library) + if opened.device.is_some() { " on CUDA" } else { "" };
     Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs }))
-}
-
-/// Opens a session for a backend of another crate, and returns it with the version of the library.
-/// On a GPU, the runtime copies its inputs and outputs from and to the memory of the process.
-pub(super) fn open(context: &Context<'_>, path: &Path) -> Result<(Session, String), InferError> {
-    let library = library()
-        .ok_or_else(|| load_error("the library of ONNX Runtime is not configured"))?;
-    let environment = loaded_environment(&library)?;
-    let options =
-        context.config.session_options().map_err(|error| load_error(error.to_string()))?;
-    let wanted =
-        Wanted { options: &options, threads: context.threads, path, directory: context.directory };
-    let providers = if context.on_gpu {
-        let of_gpu = providers::of(context.config)
-            .map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
-        providers::own_streams(&of_gpu)
-    } else {
-        providers::of_processors(context.config)
-    };
-    let session = wanted.open(&environment, providers).map_err(|error| {
-        load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display()))
-    })?;
-    let version = version_of(&library) + if context.on_gpu { " on CUDA" } else { "" };
-    Ok((session, version))
 }
 
 /// Like [`environment`], with an error for the author of a model.

@@ -1,13 +1,17 @@
 //! The backend `text`: text models in Hugging Face's layout, with an ONNX graph. It makes vectors,
 //! scores, probabilities of classes, spans and tokens of texts.
 //!
-//! A batch is computed in three steps: the texts become tokens, on several threads ([`tokens`]); texts
-//! of similar lengths are computed together ([`batches`]); and the outputs of the graph become results
-//! ([`results`]). The files of a model are read by [`pharos::model::text_files`], and the tensors are
-//! those of [`pharos::model::pooling`].
+//! The texts of a batch become tokens, on several threads (`tokens`). Then its requests are taken out of
+//! the batch, and the instance takes the next one. The `engine` computes texts of similar lengths
+//! together (`batches`), of different requests, with the graph (`computer`); its outputs become
+//! results (`heads`, `pooling`), and a request is answered when its last text is computed (`results`).
+//! The files of a model are read by [`pharos::model::text_files`], and the tensors are those of
+//! [`pharos::model::pooling`].
 
 mod batches;
+mod computer;
 mod directory;
+mod engine;
 pub mod graph;
 mod heads;
 mod metrics;

@@ -10,7 +10,7 @@ use pharos_backend::{Content, Reply, ReplyOutput, Runtime};
 
 use crate::requests::Row;
 use crate::results::Places;
-use crate::tokens::{Item, Limit, Texts};
+use crate::tokens::{Item, Limit, Texts, Tokens, too_long};
 
 /// Computes the response to a request.
 ///
@@ -69,11 +69,24 @@ pub(crate) fn reply(
     Ok(reply)
 }
 
-/// Checks that tokens are of the vocabulary.
+/// Checks tokens that a client gives in place of a text.
 ///
 /// # Errors
-/// One is not.
-pub(crate) fn check_tokens(ids: &[u32], texts: &Texts) -> Result<(), InferError> {
+/// There are too many, or one is not of the vocabulary.
+pub(crate) fn given(ids: Vec<u32>, limit: Limit, texts: &Texts) -> Result<Tokens, InferError> {
+    check_tokens(&ids, texts)?;
+    let (Limit::Refuse(most) | Limit::Truncate(most)) = limit;
+    let is_truncated = ids.len() > most;
+    if is_truncated && limit == Limit::Refuse(most) {
+        return Err(too_long(ids.len(), most));
+    }
+    let ids: Vec<u32> = ids.into_iter().take(most).collect();
+    let zeros = vec![0; ids.len()];
+    Ok(Tokens { types: zeros.clone(), special: zeros, ids, is_truncated, ..Tokens::default() })
+}
+
+/// Checks that tokens are of the vocabulary.
+fn check_tokens(ids: &[u32], texts: &Texts) -> Result<(), InferError> {
     let count = texts.vocabulary();
     match ids.iter().find(|id| **id as usize >= count) {
         None => Ok(()),

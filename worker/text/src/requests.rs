@@ -82,16 +82,16 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// The number of rows.
-    pub(crate) fn len(&self) -> usize {
-        self.rows
-    }
-
     /// Reads a row.
     ///
     /// # Errors
     /// The request of the row is invalid.
-    pub(crate) fn row(&self, at: usize, model: &'a TextModel) -> Result<Row<'a>, InferError> {
+    pub(crate) fn row(
+        &self,
+        at: usize,
+        model: &'a TextModel,
+        auto_truncate: bool,
+    ) -> Result<Row<'a>, InferError> {
         let text = |list: &Option<Vec<&'a [u8]>>, name: &str| match list.as_ref().and_then(|list| list.get(at)) {
             None => Ok(None),
             Some(bytes) => utf8(bytes, name).map(Some),
@@ -126,7 +126,7 @@ impl<'a> Rows<'a> {
                 text: own,
                 pair: text(&self.pairs, TEXT_PAIR)?,
                 add_special_tokens: flag(self.special, true),
-                limit: limit(integer(self.truncate), model.max_tokens)?,
+                limit: limit(integer(self.truncate), model.max_tokens, auto_truncate)?,
             },
             operation: text(&self.operations, OPERATION)?.unwrap_or_default(),
             tokens: self.given_tokens(at),
@@ -153,8 +153,12 @@ fn utf8<'a>(bytes: &'a [u8], name: &str) -> Result<&'a str, InferError> {
 }
 
 /// Returns what happens to long texts, from the input of a request and the context of the model.
-fn limit(truncate: Option<i32>, most: usize) -> Result<Limit, InferError> {
-    let Some(wanted) = truncate else { return Ok(Limit::Refuse(most)) };
+fn limit(truncate: Option<i32>, most: usize, auto: bool) -> Result<Limit, InferError> {
+    let wanted = match truncate {
+        Some(wanted) => wanted,
+        None if auto => -1,
+        None => return Ok(Limit::Refuse(most)),
+    };
     match usize::try_from(wanted) {
         Err(_) if wanted == -1 => Ok(Limit::Truncate(most)),
         Ok(wanted) if wanted > most => Ok(Limit::Refuse(most)),

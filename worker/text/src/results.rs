@@ -1,4 +1,4 @@
-//! The results of the rows of a batch, and the outputs that they fill.
+//! The results of the texts of a request, and the response with them.
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
@@ -8,7 +8,7 @@ use pharos::model::pooling::{
 };
 use pharos::model::text_files::TextModel;
 use pharos::tensor::{DataType, push_bytes_element};
-use pharos_backend::{Batch, Outputs};
+use pharos_backend::{Content, Reply, ReplyOutput, Runtime};
 
 use crate::heads::greatest;
 
@@ -24,6 +24,11 @@ impl Places {
     pub(crate) fn named(&self, name: &str) -> Option<usize> {
         self.0.iter().position(|own| own == name)
     }
+
+    /// Returns all positions.
+    pub(crate) fn all(&self) -> impl Iterator<Item = usize> + use<> {
+        0..self.0.len()
+    }
 }
 
 /// What a model makes of a text.
@@ -35,88 +40,82 @@ pub(crate) enum Value {
     Text(String),
 }
 
-/// The result of a row.
+/// The result of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RowResult {
     pub(crate) value: Value,
-    /// The number of tokens of its texts.
+    /// The number of its tokens.
     pub(crate) tokens: u32,
 }
 
-/// Writes the results of a batch; a row without a result gets zeros or empty strings.
+impl RowResult {
+    fn numbers(&self) -> &[f32] {
+        match &self.value {
+            Value::Numbers(numbers) => numbers,
+            Value::Text(_) => &[],
+        }
+    }
+
+    fn text(&self) -> &str {
+        match &self.value {
+            Value::Numbers(_) => "",
+            Value::Text(text) => text,
+        }
+    }
+}
+
+/// Returns the response with the results of all texts of a request, in their order.
 ///
 /// # Errors
 /// There is no memory for an output.
-pub(crate) fn write(
+pub(crate) fn reply(
     results: &[Option<RowResult>],
     model: &TextModel,
     places: &Places,
-    batch: &Batch<'_>,
-    outputs: &mut Outputs<'_>,
-) -> Result<(), InferError> {
-    let wanted = |name: &str| places.named(name).filter(|position| batch.wants(*position));
-    let rows = i64::try_from(results.len()).unwrap_or(i64::MAX);
-    let values = || results.iter().map(|result| result.as_ref().map(|result| &result.value));
+    wanted: &[usize],
+    runtime: &Runtime,
+) -> Result<Reply, InferError> {
+    let results: Vec<&RowResult> = results.iter().flatten().collect();
     let (numbers, texts) = match model.task {
-        PoolingTask::Embed => (Some(EMBEDDING), None),
-        PoolingTask::Score => (Some(SCORE), None),
-        PoolingTask::Classify => (Some(PROBABILITIES), None),
-        PoolingTask::ClassifyTokens => (None, Some(ENTITIES)),
-        PoolingTask::FillMask => (None, Some(PREDICTIONS)),
+        PoolingTask::Embed => (EMBEDDING, ""),
+        PoolingTask::Score => (SCORE, ""),
+        PoolingTask::Classify => (PROBABILITIES, ""),
+        PoolingTask::ClassifyTokens => ("", ENTITIES),
+        PoolingTask::FillMask => ("", PREDICTIONS),
     };
-    if let Some(position) = numbers.and_then(wanted) {
-        let widths = values().flatten().map(|value| match value {
-            Value::Numbers(numbers) => numbers.len(),
-            Value::Text(_) => 0,
-        });
-        let width = widths.max().unwrap_or(1);
-        let shape = [rows, i64::try_from(width).unwrap_or(i64::MAX)];
-        let memory = outputs.allocate_fixed(position, DataType::Fp32, &shape)?;
-        memory.fill(0);
-        for (memory, value) in memory.chunks_exact_mut(width * 4).zip(values()) {
-            let Some(Value::Numbers(numbers)) = value else { continue };
-            for (bytes, number) in memory.as_chunks_mut().0.iter_mut().zip(numbers) {
-                *bytes = number.to_le_bytes();
-            }
-        }
+    let mut reply = Reply::default();
+    for &output in wanted {
+        let Some(name) = places.0.get(output).map(String::as_str) else { continue };
+        let (datatype, width, data) = if name == numbers {
+            let width = results.first().map_or(1, |result| result.numbers().len());
+            let all = results.iter().flat_map(|result| result.numbers());
+            (DataType::Fp32, width, all.flat_map(|number| number.to_le_bytes()).collect())
+        } else if name == texts {
+            (DataType::Bytes, 1, strings(results.iter().map(|result| result.text())))
+        } else if name == LABEL {
+            let label = |result: &&RowResult| {
+                model.labels.get(greatest(result.numbers())).map_or("", String::as_str)
+            };
+            (DataType::Bytes, 1, strings(results.iter().map(label)))
+        } else if name == NUM_INPUT_TOKENS {
+            let all = results.iter().flat_map(|result| result.tokens.to_le_bytes());
+            (DataType::Uint32, 1, all.collect::<Vec<u8>>())
+        } else {
+            continue;
+        };
+        let mut memory = runtime.memory(data.len())?;
+        memory.copy_from_slice(&data);
+        let shape = [results.len(), width].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        let content = Content::Memory(memory);
+        reply.outputs.push(ReplyOutput { output, datatype, shape: shape.to_vec(), content });
     }
-    if let Some(position) = wanted(LABEL) {
-        let labels = values().map(|value| match value {
-            Some(Value::Numbers(numbers)) => {
-                model.labels.get(greatest(numbers)).map_or("", String::as_str)
-            }
-            _ => "",
-        });
-        write_texts(position, labels, rows, outputs)?;
-    }
-    if let Some(position) = texts.and_then(wanted) {
-        let texts = values().map(|value| match value {
-            Some(Value::Text(text)) => text.as_str(),
-            _ => "",
-        });
-        write_texts(position, texts, rows, outputs)?;
-    }
-    if let Some(position) = wanted(NUM_INPUT_TOKENS) {
-        let memory = outputs.allocate_fixed(position, DataType::Uint32, &[rows, 1])?;
-        for (bytes, result) in memory.as_chunks_mut().0.iter_mut().zip(results) {
-            *bytes = result.as_ref().map_or(0, |result| result.tokens).to_le_bytes();
-        }
-    }
-    // The outputs have the order of this function.
-    outputs.sort();
-    Ok(())
+    Ok(reply)
 }
 
-fn write_texts<'t>(
-    position: usize,
-    texts: impl Iterator<Item = &'t str>,
-    rows: i64,
-    outputs: &mut Outputs<'_>,
-) -> Result<(), InferError> {
+fn strings<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<u8> {
     let mut data = Vec::new();
     for text in texts {
         push_bytes_element(&mut data, text.as_bytes());
     }
-    outputs.allocate(position, DataType::Bytes, &[rows, 1], data.len())?.copy_from_slice(&data);
-    Ok(())
+    data
 }

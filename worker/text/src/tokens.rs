@@ -63,7 +63,7 @@ pub(crate) struct Tokens {
 }
 
 impl Texts {
-    /// Reads a tokenizer's file. `threads` tokenise the texts of a batch.
+    /// Reads a tokenizer's file. `threads` are those of a batch.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -79,7 +79,7 @@ impl Texts {
         tokenizer.with_padding(None);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads.max(1))
-            .thread_name(|number| format!("tokenizer-{number}"))
+            .thread_name(|number| format!("tokenize-{number}"))
             .build()
             .map_err(|error| unusable(&error))?;
         Ok(Self { tokenizer, direction, pool, with_offsets })
@@ -115,10 +115,7 @@ impl Texts {
             .unwrap_or_else(Err)
             .map_err(|error| InferError::invalid(format!("a text cannot be tokenised: {error}")))
             .and_then(|(encoding, length)| match item.limit {
-                Limit::Refuse(most) if length > most => Err(InferError::invalid(format!(
-                    "this model's maximum context length is {most} tokens, and a text has {length} tokens: \
-                     truncate_prompt_tokens -1 cuts the rest off"
-                ))),
+                Limit::Refuse(most) if length > most => Err(too_long(length, most)),
                 Limit::Refuse(most) | Limit::Truncate(most) => {
                     Ok(self.tokens(&encoding, length > most))
                 }
@@ -212,6 +209,14 @@ impl Texts {
             .unwrap_or_else(Err)
             .map_err(|error| InferError::invalid(format!("tokens have no text: {error}")))
     }
+}
+
+/// Returns the error of a text with more tokens than a model takes.
+pub(crate) fn too_long(length: usize, most: usize) -> InferError {
+    InferError::invalid(format!(
+        "this model's maximum context length is {most} tokens, and a text has {length} tokens: \
+         truncate_prompt_tokens -1 cuts the rest off"
+    ))
 }
 
 impl Item<'_> {
