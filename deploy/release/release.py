@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {
-    ROOT: ("pharos-frontend", "pharos-worker", "pharos-worker-tract", "pharos-worker-python"),
+    ROOT: ("pharos-frontend", "pharos-worker", "pharos-worker-text", "pharos-worker-tract", "pharos-worker-python"),
     ROOT / "worker/llamacpp": ("pharos-llamacpp",),
 }
 """The workspaces, and their packages whose executables and libraries are released."""

@@ -4,8 +4,7 @@
     python3 deploy/wheel/pack.py --from target/release --to target/wheels
 
 Nothing is compiled. With `--notices`, the wheel has the SBOM and the licences that `deploy/release/release.py notices` wrote. The
-folder of the built files has `pharos`, `pharos-worker`, `pharos-worker-tract` and `lib_native.so`, which `make tract python-worker`
-or `make wheel` builds together, and the libraries of the backend of GGUF files in `backends/llamacpp`, if it is built. The platform tag
+folder of the built files has `pharos`, the workers and `lib_native.so`, which `make text tract python-worker` or `make wheel` builds, and the libraries of the backend of GGUF files in `backends/llamacpp`, if it is built. The platform tag
 has the newest version of glibc that one of them needs. The same files make the same wheel: entries are sorted and have no times.
 """
 
@@ -28,6 +27,7 @@ PYTHON = ROOT / "worker/python/python"
 BUILT = {
     "pharos": "pharos_worker/_bin/pharos",
     "pharos-worker": "pharos_worker/_bin/pharos-worker",
+    "pharos-worker-text": "pharos_worker/_bin/backends/text/pharos-worker-text",
     "pharos-worker-tract": "pharos_worker/_bin/backends/tract/pharos-worker-tract",
     "lib_native.so": "pharos_worker/_native.abi3.so",
 }
@@ -142,7 +142,7 @@ def pack(source: Path, target: Path, notices=None) -> Path:
     """Writes the wheel; returns its path."""
     missing = [name for name in BUILT if not (source / name).is_file()]
     if missing:
-        raise SystemExit(f"{source} does not have {', '.join(missing)}: make tract python-worker builds them")
+        raise SystemExit(f"{source} does not have {', '.join(missing)}: make text tract python-worker builds them")
     contents = {name: (source / name).read_bytes() for name in BUILT}
     contents |= {f"{LLAMACPP}/{path.name}": path.read_bytes() for path in sorted((source / LLAMACPP).glob("*.so*"))}
     tag = platform_tag(contents)

@@ -92,10 +92,12 @@ const CLASSIFY_OUTPUTS: [Row; 3] = [
     (TEXT_OUTPUT, DataType::Bytes, -1),
 ];
 const ENTITY_INPUTS: [Row; 2] = [(TEXT, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1)];
-const ENTITY_OUTPUTS: [Row; 2] = [(ENTITIES, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+const ENTITY_OUTPUTS: [Row; 2] =
+    [(ENTITIES, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
 const MASK_INPUTS: [Row; 3] =
     [(TEXT, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1), (TOP_K, DataType::Int32, 1)];
-const MASK_OUTPUTS: [Row; 2] = [(PREDICTIONS, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
+const MASK_OUTPUTS: [Row; 2] =
+    [(PREDICTIONS, DataType::Bytes, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
 
 /// The tensors of a task.
 struct Tensors {

@@ -195,8 +195,9 @@ impl Draft {
         if self.proto.backend == LLAMACPP && completion.auto_complete {
             autocomplete_text::fill(&mut self.proto, completion.gguf);
         }
-        if let Some(model) =
-            completion.text.filter(|_| self.proto.backend == TEXT_BACKEND && completion.auto_complete)
+        if let Some(model) = completion
+            .text
+            .filter(|_| self.proto.backend == TEXT_BACKEND && completion.auto_complete)
         {
             autocomplete_text::fill_of_files(&mut self.proto, model);
         }

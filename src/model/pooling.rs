@@ -101,9 +101,6 @@ impl PoolingTask {
             (ENTITIES, DataType::Bytes, Self::ClassifyTokens),
             (PREDICTIONS, DataType::Bytes, Self::FillMask),
         ];
-        others
-            .into_iter()
-            .find(|(name, datatype, _)| makes(name, *datatype))
-            .map(|(.., task)| task)
+        others.into_iter().find(|(name, datatype, _)| makes(name, *datatype)).map(|(.., task)| task)
     }
 }

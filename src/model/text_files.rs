@@ -351,7 +351,8 @@ fn pooling(config: &Value, path: &str) -> Result<Vec<TextPooling>, String> {
             .map(|(name, ..)| *name)
             .collect(),
     };
-    let ways: Option<Vec<TextPooling>> = names.iter().map(|name| TextPooling::named(name)).collect();
+    let ways: Option<Vec<TextPooling>> =
+        names.iter().map(|name| TextPooling::named(name)).collect();
     ways.filter(|ways| !ways.is_empty()).ok_or_else(|| {
         format!(
             "'{path}' has no pooling that is available here; available are {}",
@@ -486,7 +487,9 @@ fn chosen_graph(files: &TextFiles, named: &str, dtype: Option<&str>) -> Result<S
     // The directory itself comes before its subdirectories.
     found.sort_by_key(|path| path.contains('/'));
     match (found.as_slice(), graphs.as_slice(), dtype) {
-        ([first, rest @ ..], ..) if rest.iter().all(|other| other.contains('/') && !first.contains('/')) => {
+        ([first, rest @ ..], ..)
+            if rest.iter().all(|other| other.contains('/') && !first.contains('/')) =>
+        {
             Ok((*first).to_owned())
         }
         ([], [only], None) => Ok((*only).to_owned()),
@@ -530,10 +533,17 @@ fn positions(config: &Value) -> Option<u64> {
     // The positions of these begin after the number of the token that pads.
     let is_shifted = matches!(
         kind.as_str(),
-        "roberta" | "xlm-roberta" | "xlm-roberta-xl" | "camembert" | "mpnet" | "longformer" | "ibert"
+        "roberta"
+            | "xlm-roberta"
+            | "xlm-roberta-xl"
+            | "camembert"
+            | "mpnet"
+            | "longformer"
+            | "ibert"
             | "data2vec-text"
     );
-    let shift = if is_shifted { natural(config, "pad_token_id").unwrap_or(1).saturating_add(1) } else { 0 };
+    let shift =
+        if is_shifted { natural(config, "pad_token_id").unwrap_or(1).saturating_add(1) } else { 0 };
     // Models with relative positions alone have a number that is no limit.
     let is_relative = config.get("position_biased_input") == Some(&Value::Bool(false));
     (!is_relative).then(|| most.saturating_sub(shift)).filter(|number| *number > 0)
@@ -546,7 +556,9 @@ fn activation(config: &Value, task: PoolingTask) -> Activation {
         .and_then(|own| text_at(own, "activation_fn"))
         .or_else(|| text_at(config, "sbert_ce_default_activation_function"));
     match task {
-        PoolingTask::Score if named.is_some_and(|name| name.ends_with("Identity")) => Activation::Identity,
+        PoolingTask::Score if named.is_some_and(|name| name.ends_with("Identity")) => {
+            Activation::Identity
+        }
         PoolingTask::Score => Activation::Sigmoid,
         _ => match text_at(config, "problem_type").as_deref() {
             Some("multi_label_classification") => Activation::Sigmoid,
@@ -563,7 +575,10 @@ fn prompts(sentences: &Value) -> Result<BTreeMap<String, String>, String> {
     map.iter()
         .map(|(name, prompt)| {
             let prompt = prompt.as_str().ok_or_else(|| {
-                format!("'{SENTENCE_TRANSFORMER}' has a prompt '{}' that is not a string", name.escape_debug())
+                format!(
+                    "'{SENTENCE_TRANSFORMER}' has a prompt '{}' that is not a string",
+                    name.escape_debug()
+                )
             })?;
             Ok((name.clone(), prompt.to_owned()))
         })

@@ -5,11 +5,11 @@
 //! `tests/fields.rs` has the table of all fields of the schema.
 
 use super::config::{InstanceKind, ModelConfig};
+use super::normalize::uses_onnx_runtime;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_optimization_policy::{ExecutionAccelerators, ModelPriority};
 use super::scheduling::Scheduling;
 use super::session::PARAMETERS;
-use super::normalize::uses_onnx_runtime;
 use super::{normalize, proto};
 
 /// Returns the warnings, one sentence each.

@@ -366,6 +366,7 @@ pub(crate) const PACKAGES: &[Layering] = &[
         source: "worker/",
         floors: &[
             independent(&["pharos-worker-python", "pharos-worker-tract"]),
+            independent(&["pharos-worker-text"]),
             independent(&["pharos-worker"]),
             independent(&["pharos-backend"]),
             independent(&["pharos"]),
@@ -426,4 +427,9 @@ pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &[
     "pharos_llm_kv_cache_tokens",
     "pharos_llm_adapter_requests",
     "pharos_llm_adapter_slots",
+    "pharos_text_tokens_total",
+    "pharos_text_padding_tokens_total",
+    "pharos_text_truncated_inputs_total",
+    "pharos_text_batch_tokens",
+    "pharos_text_tokenization_seconds",
 ];

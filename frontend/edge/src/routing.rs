@@ -195,7 +195,13 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
     /// Adds the handler of POST of another edge that shares the port to a path, which this table may
     /// have with another method and one route for all requests. `route` is the route of POST.
     #[must_use]
-    pub fn include_post<U>(mut self, path: &str, route: Route, handler: Handler<U>, state: U) -> Self
+    pub fn include_post<U>(
+        mut self,
+        path: &str,
+        route: Route,
+        handler: Handler<U>,
+        state: U,
+    ) -> Self
     where
         U: Clone + Send + Sync + 'static,
     {
@@ -278,8 +284,7 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
 
     /// Answers a request: admits it and calls its handler.
     pub async fn answer(&self, mut incoming: Incoming<Body>) -> Response {
-        let (route, found) =
-            self.find(incoming.request.uri().path(), incoming.request.method());
+        let (route, found) = self.find(incoming.request.uri().path(), incoming.request.method());
         let fallbacks =
             found.as_ref().and_then(|found| found.value.fallbacks).unwrap_or(self.0.fallbacks);
         let found = found.map(|found| (&found.value.methods, decoded(&found.params)));

@@ -68,7 +68,8 @@ fn generate(body: &[u8]) {
         ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
     let mut request = InferRequest::default();
     let generated = convert::request(body, &model, &mut request).map(|_| request.inputs);
-    let predicted = parse(body, ModelInputs::new(&model.inputs, |_| false)).map(|(inputs, _)| inputs);
+    let predicted =
+        parse(body, ModelInputs::new(&model.inputs, |_| false)).map(|(inputs, _)| inputs);
     for InferInput { name, tensor } in [generated, predicted].into_iter().flatten().flatten() {
         let fits = tensor.datatype == DataType::Bytes
             || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);

@@ -18,11 +18,11 @@ use pharos::infer::InferRequest;
 use pharos::service::{Endpoint, Route};
 use serde::Serialize;
 
+use self::request::ModelInputs;
 use super::answer::{Failure, HandlerResult, get};
 use super::generate::read;
 use super::infer::{LONG, on_a_thread_if};
 use super::model::ModelPath;
-use self::request::ModelInputs;
 use super::{Edge, answer, openai};
 use pharos_edge::Call;
 use pharos_edge::headers::check_encoding;
@@ -188,14 +188,12 @@ async fn receive(
     let metadata = edge.service.model_metadata(model, version)?;
     let config = edge.service.model_config(model, version)?;
     let body = read(edge, body).await?;
-    let (inputs, form) =
-        on_a_thread_if(body.len() > LONG, move || {
-            let is_optional = |name: &str| {
-                config.inputs.iter().any(|input| input.name == name && input.optional)
-            };
-            request::parse(&body.join(), ModelInputs::new(&metadata.inputs, is_optional))
-        })
-            .await?;
+    let (inputs, form) = on_a_thread_if(body.len() > LONG, move || {
+        let is_optional =
+            |name: &str| config.inputs.iter().any(|input| input.name == name && input.optional);
+        request::parse(&body.join(), ModelInputs::new(&metadata.inputs, is_optional))
+    })
+    .await?;
     let request = InferRequest {
         model_name: model.to_owned(),
         model_version: version.to_owned(),

@@ -13,8 +13,8 @@ use pharos::infer::{InferInput, InferRequest, InferResponse};
 use pharos::model::ModelConfig;
 use pharos::model::generation::{PROMPT_TOKEN_IDS, TEXT_OUTPUT, token_counts};
 use pharos::model::pooling::{
-    EMBEDDING, ENTITIES, IS_MATRYOSHKA, MATRYOSHKA_DIMENSIONS, NORMALIZE, PREDICTIONS, PROBABILITIES,
-    PROMPT_NAME, PoolingTask, RAW_SCORES, SCORE, TEXT, TEXT_PAIR, TOP_K, TRUNCATE,
+    EMBEDDING, ENTITIES, IS_MATRYOSHKA, MATRYOSHKA_DIMENSIONS, NORMALIZE, PREDICTIONS,
+    PROBABILITIES, PROMPT_NAME, PoolingTask, RAW_SCORES, SCORE, TEXT, TEXT_PAIR, TOP_K, TRUNCATE,
 };
 use pharos::service::{Responses, Streamed};
 use pharos::tensor::{DataType, Tensor};

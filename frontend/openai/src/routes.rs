@@ -11,8 +11,8 @@ use crate::answer::{no_access, not_found, wrong_method};
 use crate::edge::{Edge, Received};
 use crate::models::Models;
 use crate::passthrough::{
-    self, CHATS, CLASSIFY, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES, SCORE,
-    TOKENIZE,
+    self, CHATS, CLASSIFY, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Passthrough, RERANK, RESPONSES,
+    SCORE, TOKENIZE,
 };
 use crate::sleep::{self, Verb};
 use crate::{

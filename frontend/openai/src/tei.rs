@@ -148,8 +148,9 @@ impl PredictRequest {
         common.pooling.raw_scores = fields.boolean("raw_scores")?;
         if let Some(parameters) = fields.take("parameters") {
             let mut inner = Fields::of_member(parameters, "parameters")?;
-            common.pooling.top_k =
-                inner.integer("top_k", 1..=i64::from(i32::MAX))?.and_then(|k| i32::try_from(k).ok());
+            common.pooling.top_k = inner
+                .integer("top_k", 1..=i64::from(i32::MAX))?
+                .and_then(|k| i32::try_from(k).ok());
         }
         let Some(inputs) = fields.take("inputs") else { return Err(fields.missing("inputs")) };
         let wrong = || {
@@ -198,9 +199,7 @@ impl SimilarityRequest {
         let model = fields.text("model", MAX_MODEL_BYTES)?;
         let parameters = match fields.take("parameters") {
             None => Common::default(),
-            Some(value) => {
-                Common::read_parameters(&mut Fields::of_member(value, "parameters")?)?
-            }
+            Some(value) => Common::read_parameters(&mut Fields::of_member(value, "parameters")?)?,
         };
         let Some(inputs) = fields.take("inputs") else { return Err(fields.missing("inputs")) };
         let mut inputs = Fields::of_member(inputs, "inputs")?;
@@ -397,9 +396,8 @@ async fn model_of(
 async fn vectors(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let request = received.parse(EmbedRequest::parse).await?;
     let Common { model, prompt_name, pooling } = request.common;
-    let model = model_of(received, model.as_deref(), "make embeddings", |task| {
-        task == PoolingTask::Embed
-    });
+    let model =
+        model_of(received, model.as_deref(), "make embeddings", |task| task == PoolingTask::Embed);
     let model = model.await?;
     model.expect(PoolingTask::Embed)?;
     let prompt_name = prompt_name.as_deref();
@@ -423,9 +421,8 @@ struct Rank<'a> {
 async fn ranks(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let request = received.parse(RerankRequest::parse).await?;
     let named = request.common.model.as_deref();
-    let model = model_of(received, named, "score pairs of texts", |task| {
-        task == PoolingTask::Score
-    });
+    let model =
+        model_of(received, named, "score pairs of texts", |task| task == PoolingTask::Score);
     let model = model.await?;
     model.expect(PoolingTask::Score)?;
     // The original always has probabilities, whatever the files of the model say.
@@ -509,9 +506,8 @@ async fn similarities(received: &mut Received) -> Result<Vec<u8>, Failure> {
         let text = "parameters.prompt_name is not available here";
         return Err(ApiError::invalid_field("parameters.prompt_name", text).into());
     }
-    let model = model_of(received, model.as_deref(), "make embeddings", |task| {
-        task == PoolingTask::Embed
-    });
+    let model =
+        model_of(received, model.as_deref(), "make embeddings", |task| task == PoolingTask::Embed);
     let model = model.await?;
     model.expect(PoolingTask::Embed)?;
     let source = std::slice::from_ref(&request.source);
@@ -548,7 +544,13 @@ async fn tokens(received: &mut Received) -> Result<Vec<u8>, Failure> {
         let is_own = |at: usize| (first..first + own.len()).contains(&at);
         let tokens = tokens.ids.iter().zip(&tokens.texts).enumerate();
         tokens
-            .map(|(at, (id, text))| Token { id: *id, text, special: !is_own(at), start: None, stop: None })
+            .map(|(at, (id, text))| Token {
+                id: *id,
+                text,
+                special: !is_own(at),
+                start: None,
+                stop: None,
+            })
             .collect()
     });
     Ok(to_json(&lists.collect::<Vec<Vec<Token<'_>>>>()))
@@ -592,7 +594,9 @@ async fn information(received: &mut Received) -> Result<Vec<u8>, Failure> {
         PoolingTask::Score => Kind::Reranker {},
         _ => {
             let labels = labels(&config).into_iter().enumerate();
-            Kind::Classifier { id2label: labels.map(|(at, label)| (at.to_string(), label)).collect() }
+            Kind::Classifier {
+                id2label: labels.map(|(at, label)| (at.to_string(), label)).collect(),
+            }
         }
     };
     Ok(to_json(&Information {
@@ -626,7 +630,11 @@ fn finish(received: Received, answer: Result<Vec<u8>, Failure>) -> Response {
         other => (other, "Validation"),
     };
     let body = to_json(&ErrorBody { error: &failure.error.message, error_type });
-    received.fail_as(&failure, StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST), body)
+    received.fail_as(
+        &failure,
+        StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST),
+        body,
+    )
 }
 
 #[cfg(test)]
@@ -669,7 +677,8 @@ mod tests {
         assert!(request.returns_texts && !request.raw_scores);
         let body = br#"{"inputs":{"source_sentence":"s","sentences":["a"]},"parameters":{"truncate":true}}"#;
         assert_eq!(SimilarityRequest::parse(body).unwrap().common.pooling.truncate, Some(-1));
-        let error = SimilarityRequest::parse(br#"{"inputs":{"source_sentence":"s","sentences":[]}}"#);
+        let error =
+            SimilarityRequest::parse(br#"{"inputs":{"source_sentence":"s","sentences":[]}}"#);
         assert_eq!(error.unwrap_err().param.as_deref(), Some("inputs.sentences"));
         assert_eq!(DecodeRequest::parse(br#"{"ids":[1,2]}"#).unwrap().ids, [[1, 2]]);
         assert_eq!(DecodeRequest::parse(br#"{"ids":[[1],[2]]}"#).unwrap().ids.len(), 2);

@@ -118,7 +118,8 @@ pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
             builtin.name()
         ));
     }
-    let by_backends = RECORDED_BY_ENGINES.contains(&name) || RECORDED_BY_TEXT_MODELS.contains(&name);
+    let by_backends =
+        RECORDED_BY_ENGINES.contains(&name) || RECORDED_BY_TEXT_MODELS.contains(&name);
     if name.starts_with(OWN_PREFIX) && name != STATE_BYTES && !by_backends {
         return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
     }

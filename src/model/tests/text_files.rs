@@ -12,7 +12,8 @@ fn files(all: &[(&str, &str)]) -> TextFiles {
     files
 }
 
-const BERT: &str = r#"{"architectures":["BertModel"],"model_type":"bert","max_position_embeddings":512}"#;
+const BERT: &str =
+    r#"{"architectures":["BertModel"],"model_type":"bert","max_position_embeddings":512}"#;
 const MINILM: [(&str, &str); 7] = [
     (CONFIG, BERT),
     (TOKENIZER, ""),
@@ -23,7 +24,10 @@ const MINILM: [(&str, &str); 7] = [
             {"idx":1,"path":"1_Pooling","type":"sentence_transformers.models.Pooling"},
             {"idx":2,"path":"2_Normalize","type":"sentence_transformers.models.Normalize"}]"#,
     ),
-    ("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens":true,"pooling_mode_cls_token":false}"#),
+    (
+        "1_Pooling/config.json",
+        r#"{"pooling_mode_mean_tokens":true,"pooling_mode_cls_token":false}"#,
+    ),
     (SENTENCE_BERT, r#"{"max_seq_length":256}"#),
     (SENTENCE_TRANSFORMER, r#"{"prompts":{"query":"query: "},"default_prompt_name":null}"#),
 ];
@@ -52,7 +56,10 @@ fn a_model_of_sentence_transformers() {
     assert_eq!(model.prompts["query"], "query: ");
     let model = of(&MINILM, &[("pooling", "cls"), ("normalize", "false"), ("context_length", "9")]);
     let model = model.unwrap();
-    assert_eq!((model.pooling, model.normalize, model.max_tokens), (vec![TextPooling::Cls], false, 9));
+    assert_eq!(
+        (model.pooling, model.normalize, model.max_tokens),
+        (vec![TextPooling::Cls], false, 9)
+    );
     let mut dense = MINILM.to_vec();
     dense[3].1 = r#"[{"path":"2_Dense","type":"sentence_transformers.models.Dense"}]"#;
     assert!(of(&dense, &[]).unwrap().needs_whole_graph);
@@ -68,7 +75,11 @@ fn a_model_of_sentence_transformers() {
 fn the_task_comes_from_the_architecture() {
     let two = r#""id2label":{"0":"NO","1":"YES"}"#;
     for (config, task, activation) in [
-        (r#""architectures":["BertForSequenceClassification"],"id2label":{"0":"L"}"#, PoolingTask::Score, Activation::Sigmoid),
+        (
+            r#""architectures":["BertForSequenceClassification"],"id2label":{"0":"L"}"#,
+            PoolingTask::Score,
+            Activation::Sigmoid,
+        ),
         (
             r#""architectures":["BertForSequenceClassification"],"id2label":{"0":"L"},
             "sbert_ce_default_activation_function":"torch.nn.modules.linear.Identity""#,
@@ -81,13 +92,23 @@ fn the_task_comes_from_the_architecture() {
             PoolingTask::Score,
             Activation::Sigmoid,
         ),
-        (&format!(r#""architectures":["XForSequenceClassification"],{two}"#), PoolingTask::Classify, Activation::Softmax),
         (
-            &format!(r#""architectures":["XForSequenceClassification"],"problem_type":"multi_label_classification",{two}"#),
+            &format!(r#""architectures":["XForSequenceClassification"],{two}"#),
+            PoolingTask::Classify,
+            Activation::Softmax,
+        ),
+        (
+            &format!(
+                r#""architectures":["XForSequenceClassification"],"problem_type":"multi_label_classification",{two}"#
+            ),
             PoolingTask::Classify,
             Activation::Sigmoid,
         ),
-        (&format!(r#""architectures":["XForTokenClassification"],{two}"#), PoolingTask::ClassifyTokens, Activation::Softmax),
+        (
+            &format!(r#""architectures":["XForTokenClassification"],{two}"#),
+            PoolingTask::ClassifyTokens,
+            Activation::Softmax,
+        ),
         (r#""architectures":["RobertaForMaskedLM"]"#, PoolingTask::FillMask, Activation::Softmax),
         (r#""architectures":["XLMRobertaModel"]"#, PoolingTask::Embed, Activation::Softmax),
     ] {
@@ -95,17 +116,22 @@ fn the_task_comes_from_the_architecture() {
         let model = of(&with_config(&config), &[]).unwrap();
         assert_eq!((model.task, model.activation), (task, activation), "{config}");
     }
-    let labels = of(&with_config(&format!(r#"{{"architectures":["XForTokenClassification"],{two}}}"#)), &[]);
+    let labels =
+        of(&with_config(&format!(r#"{{"architectures":["XForTokenClassification"],{two}}}"#)), &[]);
     assert_eq!(labels.unwrap().labels, ["NO", "YES"]);
     let own = [("task", "classify"), ("labels", r#"["a","b"]"#)];
     let model = of(&with_config("{}"), &own).unwrap();
-    assert_eq!((model.task, model.labels), (PoolingTask::Classify, vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(
+        (model.task, model.labels),
+        (PoolingTask::Classify, vec!["a".to_owned(), "b".to_owned()])
+    );
 }
 
 #[test]
 fn errors_say_what_is_allowed() {
     let bert = with_config(BERT);
-    let without = |name: &str| bert.iter().filter(|(known, _)| *known != name).copied().collect::<Vec<_>>();
+    let without =
+        |name: &str| bert.iter().filter(|(known, _)| *known != name).copied().collect::<Vec<_>>();
     for (files, parameters, expected) in [
         (without(TOKENIZER), &[][..], "needs the file 'tokenizer.json'"),
         (without(CONFIG), &[], "needs the file 'config.json'"),
@@ -127,8 +153,16 @@ fn errors_say_what_is_allowed() {
         (bert.to_vec(), &[("pooling", "x")], "'pooling' is 'x'; allowed are cls, max, mean"),
         (bert.to_vec(), &[("normalize", "1")], "allowed are true and false"),
         (bert.to_vec(), &[("dtype", "x")], "allowed are fp32, fp16, int8"),
-        (bert.to_vec(), &[("dtype", "fp16")], "none of the graphs [model.onnx] is of the type 'fp16'"),
-        (bert.to_vec(), &[("file", "m.onnx")], "the file 'm.onnx' ('default_model_filename') does not exist"),
+        (
+            bert.to_vec(),
+            &[("dtype", "fp16")],
+            "none of the graphs [model.onnx] is of the type 'fp16'",
+        ),
+        (
+            bert.to_vec(),
+            &[("file", "m.onnx")],
+            "the file 'm.onnx' ('default_model_filename') does not exist",
+        ),
         (bert.to_vec(), &[("context_length", "0")], "allowed is an integer above 0"),
         (bert.to_vec(), &[("labels", "a")], "must be a JSON list of strings"),
         (
@@ -144,7 +178,13 @@ fn errors_say_what_is_allowed() {
         (
             [
                 &bert[..],
-                &[(MODULES, r#"[{"path":"p","type":"x.Pooling"}]"#), ("p/config.json", r#"{"pooling_mode_mean_tokens":true,"include_prompt":false}"#)],
+                &[
+                    (MODULES, r#"[{"path":"p","type":"x.Pooling"}]"#),
+                    (
+                        "p/config.json",
+                        r#"{"pooling_mode_mean_tokens":true,"include_prompt":false}"#,
+                    ),
+                ],
             ]
             .concat(),
             &[],
@@ -175,23 +215,43 @@ fn one_of_several_graphs() {
     assert_eq!(with(&all, &[]).unwrap(), "onnx/model.onnx");
     assert_eq!(with(&all, &dtype("uint8")).unwrap(), "onnx/model_uint8.onnx");
     for several in ["int8", "fp16"] {
-        assert!(with(&all, &dtype(several)).unwrap_err().starts_with("more than one of the graphs ["));
+        assert!(
+            with(&all, &dtype(several)).unwrap_err().starts_with("more than one of the graphs [")
+        );
     }
-    assert_eq!(with(&all, &[("file", "onnx/model_qint8_arm64.onnx")]).unwrap(), "onnx/model_qint8_arm64.onnx");
+    assert_eq!(
+        with(&all, &[("file", "onnx/model_qint8_arm64.onnx")]).unwrap(),
+        "onnx/model_qint8_arm64.onnx"
+    );
     assert_eq!(with(&["model.onnx", "onnx/model.onnx"], &[]).unwrap(), "model.onnx");
     assert_eq!(with(&["encoder.onnx"], &[]).unwrap(), "encoder.onnx");
-    assert!(with(&["a.onnx", "b.onnx"], &[]).unwrap_err().starts_with("none of the graphs [a.onnx, b.onnx]"));
+    assert!(
+        with(&["a.onnx", "b.onnx"], &[])
+            .unwrap_err()
+            .starts_with("none of the graphs [a.onnx, b.onnx]")
+    );
 }
 
 #[test]
 fn lengths_of_texts() {
     let most = |config: &str, tokenizer: &'static str| {
         let config = format!(r#"{{"architectures":["BertModel"],{config}}}"#);
-        let files = [(CONFIG, config.as_str()), (TOKENIZER, ""), ("m.onnx", ""), (TOKENIZER_CONFIG, tokenizer)];
+        let files = [
+            (CONFIG, config.as_str()),
+            (TOKENIZER, ""),
+            ("m.onnx", ""),
+            (TOKENIZER_CONFIG, tokenizer),
+        ];
         of(&files, &[]).unwrap().max_tokens
     };
     assert_eq!(most(r#""max_position_embeddings":512"#, r#"{"model_max_length":128}"#), 128);
-    assert_eq!(most(r#""max_position_embeddings":512"#, r#"{"model_max_length":1000000000000000019884624838656}"#), 512);
+    assert_eq!(
+        most(
+            r#""max_position_embeddings":512"#,
+            r#"{"model_max_length":1000000000000000019884624838656}"#
+        ),
+        512
+    );
     assert_eq!(most(r#""max_position_embeddings":514,"model_type":"xlm-roberta""#, "{}"), 512);
     assert_eq!(most(r#""max_position_embeddings":514,"position_biased_input":false"#, "{}"), 512);
     assert_eq!(most(r#""x":1"#, "{}"), 512);

@@ -15,6 +15,7 @@ import pytest
 
 from harness.server import Server
 from harness.text_models import needs_text
+from harness.tract import ONNX_BACKENDS
 
 RECORDED = Path(__file__).with_name("golden_transformers.tar.xz")
 FAMILIES = ["bert", "roberta", "xlm_roberta", "mpnet", "deberta"]
@@ -33,15 +34,20 @@ def made(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def transformers(made, tmp_path_factory):
-    """A server with the models, and what they compute."""
+@pytest.fixture(scope="module", params=ONNX_BACKENDS)
+def transformers(request, made, tmp_path_factory):
+    """A server with the models, which this engine computes, and their results."""
     folder = tmp_path_factory.mktemp("served")
     for place in made.iterdir():
         if place.is_dir() and not place.name.startswith("."):
             (folder / "models" / place.name).mkdir(parents=True)
             (folder / "models" / place.name / "1").symlink_to(place)
-    with Server(folder, [folder / "models"]) as running:
+    server = Server(folder, [folder / "models"])
+    if request.param == "tract":
+        # A machine without ONNX Runtime.
+        server.environment |= {"PATH": "/usr/bin:/bin", "ORT_DYLIB_PATH": ""}
+    with server as running:
+        assert f"engine=text on {request.param}" in running.log.read_text()
         yield running, json.loads((made / "expected.json").read_text())
 
 

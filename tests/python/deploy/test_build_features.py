@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is 
 SERVE = ["build"]
 TEST_WORKERS = ["build", "-p", "pharos", "-p", "pharos-frontend", "-p", "pharos-worker", "-p", "pharos-worker-scale", "-p", "pharos-test-backends"]
 """As `make test-workers`."""
-TESTS = ["test", "--no-run", "--workspace", "--exclude", "pharos-worker-tract"]
+TESTS = ["test", "--no-run", "--workspace", "--exclude", "pharos-worker-text", "--exclude", "pharos-worker-tract"]
 """As `.ci/test-rust`."""
-WITH_TRACT = [*TEST_WORKERS, "-p", "pharos-worker-tract"], TESTS[:-2]
-"""Both where `make tract` has built tract."""
+WITH_BACKENDS = [*TEST_WORKERS, "-p", "pharos-worker-text", "-p", "pharos-worker-tract"], TESTS[:-4]
+"""Both where `make text tract` has built these backends."""
 
 
 def units(command: list) -> set:
@@ -36,8 +36,8 @@ def units(command: list) -> set:
 
 @pytest.mark.parametrize(
     ("command", "tests"),
-    [(SERVE, TESTS), (TEST_WORKERS, TESTS), WITH_TRACT, (SERVE, WITH_TRACT[0])],
-    ids=["serve", "test-workers", "with tract", "tract after serve"],
+    [(SERVE, TESTS), (TEST_WORKERS, TESTS), WITH_BACKENDS, (SERVE, WITH_BACKENDS[0])],
+    ids=["serve", "test-workers", "with backends", "backends after serve"],
 )
 def test_tests_compile_no_dependency_again(command, tests):
     """A package with other features would be compiled again, with all that depend on it."""

@@ -54,7 +54,7 @@ def wheels(notices, tmp_path_factory):
     """Wheels for both architectures, whose executables are small texts behind the head of an ELF file."""
     folder = tmp_path_factory.mktemp("wheels")
     for machine in (62, 183):
-        for name in ("pharos", "pharos-worker", "pharos-worker-tract", "lib_native.so"):
+        for name in ("pharos", "pharos-worker", "pharos-worker-text", "pharos-worker-tract", "lib_native.so"):
             (folder / name).write_bytes(elf(machine, b"GLIBC_2.28") + name.encode())
         library = folder / "backends/llamacpp/libpharos_llamacpp.so"
         library.parent.mkdir(parents=True, exist_ok=True)

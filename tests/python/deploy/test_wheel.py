@@ -88,7 +88,8 @@ def test_the_wheel_has_every_file_and_is_small(wheel):
         assert {"triton_python_backend_utils.py", "pharos_worker/_native.abi3.so", "pharos_worker/torchserve/ts/context.py"} <= names
         modes = {name.partition("/_bin/")[2]: found.getinfo(name).external_attr >> 16 & 0o777 for name in names if "/_bin/" in name}
         llamacpp = {f"backends/llamacpp/{path.name}": 0o755 for path in LIBRARY.parent.glob("*.so*")}
-        assert modes == {"pharos": 0o755, "pharos-worker": 0o755, "backends/tract/pharos-worker-tract": 0o755} | llamacpp
+        workers = {f"backends/{name}/pharos-worker-{name}": 0o755 for name in ("text", "tract")}
+        assert modes == {"pharos": 0o755, "pharos-worker": 0o755} | workers | llamacpp
         recorded = found.read(next(name for name in names if name.endswith("RECORD"))).decode().splitlines()
         assert {line.split(",")[0] for line in recorded} == names
 
@@ -106,7 +107,7 @@ def test_the_extras_install_what_onnx_runtime_needs(wheel):
 
 
 def test_the_same_files_make_the_same_wheel(tmp_path):
-    for name in ("pharos", "pharos-worker", "pharos-worker-tract", "lib_native.so"):
+    for name in ("pharos", "pharos-worker", "pharos-worker-text", "pharos-worker-tract", "lib_native.so"):
         (tmp_path / name).write_bytes(elf(183, b"GLIBC_2.17"))
     first, second = (packer().pack(tmp_path, tmp_path / folder) for folder in ("a", "b"))
     assert first.name == second.name and first.name.endswith("-cp39-abi3-manylinux_2_17_aarch64.whl")
@@ -116,7 +117,7 @@ def test_the_same_files_make_the_same_wheel(tmp_path):
 def test_files_of_other_systems_are_refused(tmp_path):
     """A missing file, a text, and two architectures."""
     pack = packer()
-    with pytest.raises(SystemExit, match="does not have pharos, pharos-worker, pharos-worker-tract, lib_native.so"):
+    with pytest.raises(SystemExit, match="does not have pharos, pharos-worker, pharos-worker-text, pharos-worker-tract, lib_native.so"):
         pack.pack(tmp_path, tmp_path)
     with pytest.raises(SystemExit, match="is not an ELF file"):
         pack.machine(b"#!/bin/sh", "pharos")

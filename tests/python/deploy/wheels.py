@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from deploy.containers import DEPLOY
+from harness import text_models
 from harness.server import binary
-from harness.tract import HAS_TRACT, PROGRAM
+from harness.tract import PROGRAM
 
 NATIVE = binary().parent / "lib_native.so"
 """The native module of the Python worker; `make python-worker` builds it beside the executables."""
@@ -23,8 +24,9 @@ def packer():
 
 def packed(folder: Path) -> Path:
     """Returns the wheel of the tested executables, in this folder. A test is skipped if one of them is not built."""
-    if not HAS_TRACT:
-        pytest.skip(f"{PROGRAM} is not built, which the wheel has: `make tract` builds it")
+    for program in (PROGRAM, text_models.PROGRAM):
+        if not program.is_file():
+            pytest.skip(f"{program} is not built, which the wheel has: `make text tract` builds it")
     return packer().pack(binary().parent, folder)
 
 

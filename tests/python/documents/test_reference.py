@@ -32,9 +32,12 @@ OTHER_FLAGS = {
     "--quantization", "--reasoning-format", "--ssl-certfile", "--ssl-keyfile", "--tensor-parallel-size",
     "--tritonserver-log-verbose-level",
     "--build", "--check", "--detach", "--follow", "--ignore-missing", "--namespace", "--predicate-type", "--push", "--repo", "--set",
+    "--auto-truncate", "--cors-allow-origin", "--default-prompt-name", "--hostname", "--max-batch-tokens", "--max-client-batch-size",
+    "--max-concurrent-requests", "--model-id", "--otlp-endpoint", "--payload-limit", "--pooling", "--prometheus-port", "--task",
+    "--tokenization-workers",
     "--values", "--volumes", "--wait", "--locked", "--release", "--timings",
 }  # fmt: skip
-"""Flags of cargo, Docker Compose, Helm, gh, sha256sum, deploy/build-images, vLLM, llama-server, Hugging Face's program and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of cargo, Docker Compose, Helm, gh, sha256sum, deploy/build-images, vLLM, llama-server, Hugging Face's programs, text-embeddings-inference and Triton's OpenAI frontend, of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 

@@ -1,18 +1,23 @@
-"""The example `examples/text`: its scripts, its models under load, and the pages that quote it."""
+"""The guides of text models: the example `examples/text` with its scripts and its models under load, and the commands for the backend `text`."""
 
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from documents.document_blocks import commands, of_test
+from documents.document_blocks import commands, curl_at, of_test
 from harness.server import ROOT, Server, binary, total
+from harness.text_models import TextModel, needs_text
 
 TEXT = ROOT / "examples/text"
-GUIDE = "guides/text-models.md"
+GUIDE = "guides/text-ensemble.md"
 SUBJECTS = {
     "my parcel has not arrived": "delivery", "the app shows an error": "technical", "I was charged twice": "billing",
     "WHERE IS THE COURIER? " * 40: "delivery",
@@ -116,3 +121,64 @@ def test_text_guide_quotes_the_example():
     files = [path.read_text() for path in (TEXT / "models").rglob("*") if path.suffix in (".py", ".pbtxt")]
     for block in of_test("test_text_guide_quotes_the_example", GUIDE):
         assert any(block.text in text for text in files), f"{block.place} differs from the example"
+
+
+# The backend `text`.
+
+
+def folder_of_models(repository: Path) -> Path:
+    """Makes the models that the examples of the guide name."""
+    TextModel(repository / "minilm/1").sentence_transformer()
+    TextModel(repository / "reranker/1", "BertForSequenceClassification", ["LABEL_0"], "text")
+    TextModel(repository / "subjects/1", "BertForSequenceClassification", ["billing", "delivery", "technical"], "text")
+    TextModel(repository / "names/1", "BertForTokenClassification", ["O", "B-LOC", "I-LOC"], "tokens")
+    TextModel(repository / "masks/1", "BertForMaskedLM", head="tokens")
+    return repository
+
+
+@needs_text
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_guide_of_text_models(start, tmp_path):
+    """The commands are answered, each in the form of its path, and the clients get their vectors."""
+    shell, of_openai, of_langchain = of_test("test_the_guide_of_text_models")
+    server = start([], repository=folder_of_models(tmp_path / "models"))
+    answers = []
+    for command in re.split(r"\n(?=curl )", shell.text.strip()):
+        done = subprocess.run(curl_at(command, server), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        answers.append(json.loads(done.stdout))
+    vectors, ranks, scores, classes, spans, predictions, similar, tokens, rows, label = answers
+    assert len(vectors["data"]) == 2 and len(ranks["results"]) == 2 and len(scores["data"]) == 2
+    assert classes["data"][0]["label"] in ("billing", "delivery", "technical")
+    assert all(span["entity_group"] == "LOC" for span in spans) and len(predictions) == 3 and len(similar) == 2
+    assert tokens["count"] == len(tokens["token_strs"])
+    np.testing.assert_allclose(rows["predictions"][0]["embedding"], vectors["data"][0]["embedding"], atol=1e-6)
+    assert label["outputs"][0]["data"][0] in ("billing", "delivery", "technical")
+    count, used = printed(of_openai.text, server).split()
+    assert (int(count), int(used)) == (2, vectors["usage"]["prompt_tokens"])
+    if importlib.util.find_spec("langchain_openai"):
+        assert printed(of_langchain.text, server) == "2\n"
+
+
+def printed(program: str, server) -> str:
+    """Returns what a program of the guide prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("localhost:8000", server.http)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_text
+def test_a_configuration_of_a_text_model(start, tmp_path):
+    """The pooling is that of the configuration, and long texts are cut off without a field of the request."""
+    (block,) = of_test("test_a_configuration_of_a_text_model")
+    model = TextModel(tmp_path / "models/minilm/1").sentence_transformer()
+    (tmp_path / "models/minilm/config.pbtxt").write_text(block.text)
+    server = start([], repository=tmp_path / "models")
+    status, answer = server.ask("POST", "/v1/embeddings", json.dumps({"input": ["an app", "an app " * 100]}))
+    assert status == 200, answer
+    vector = json.loads(answer)["data"][0]["embedding"]
+    first = model.hidden("an app")[0]
+    np.testing.assert_allclose(vector, first / np.linalg.norm(first), atol=1e-5)
+    assert total(server.scrape(), "pharos_text_truncated_inputs_total", model="minilm") == 1

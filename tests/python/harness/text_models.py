@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from harness.onnx_file import constant, model, node
+from harness.onnx_file import constant, external_constant, model, node
 from harness.server import binary
 
 PROGRAM = binary().parent / "backends/text/pharos-worker-text"
@@ -86,9 +86,10 @@ class Weights:
         return own + own.mean(axis=0)
 
 
-def graph(weights: Weights, head: str = "") -> bytes:
+def graph(weights: Weights, head: str = "", more_inputs=(), weights_file: str = "") -> bytes:
     """Returns the graph. `head`: `tokens` has logits of each token, `text` those of the first token; without it, the output is
-    `last_hidden_state`."""
+    `last_hidden_state`. `more_inputs`: names of inputs that it does not use. `weights_file`: the file with the vectors of all tokens,
+    beside the graph."""
     nodes = [
         node("Gather", ["tokens", "input_ids"], ["own"]),
         node("Gather", ["types", "token_type_ids"], ["type"]),
@@ -101,8 +102,11 @@ def graph(weights: Weights, head: str = "") -> bytes:
         node("Div", ["total", "count"], ["mean"]),
         node("Add", ["sum", "mean"], ["last_hidden_state"]),
     ]
+    tokens = constant("tokens", "FP32", weights.tokens)
+    if weights_file:
+        tokens = external_constant("tokens", "FP32", weights.tokens, weights_file)
     constants = [
-        constant("tokens", "FP32", weights.tokens), constant("types", "FP32", weights.types),
+        tokens, constant("types", "FP32", weights.types),
         constant("last", "INT64", np.array([2])), constant("middle", "INT64", np.array([1])),
     ]  # fmt: skip
     outputs = [("last_hidden_state", "FP32", ["rows", "length", WIDTH])]
@@ -116,7 +120,7 @@ def graph(weights: Weights, head: str = "") -> bytes:
             constants.append(constant("zero", "INT64", np.array(0)))
             nodes += [node("Gather", ["last_hidden_state", "zero"], ["first"], axis=1), node("MatMul", ["first", "classes"], ["logits"])]
             outputs = [("logits", "FP32", ["rows", count])]
-    inputs = [(name, "INT64", ["rows", "length"]) for name in ("input_ids", "attention_mask", "token_type_ids")]
+    inputs = [(name, "INT64", ["rows", "length"]) for name in ("input_ids", "attention_mask", "token_type_ids", *more_inputs)]
     return model(nodes, inputs, outputs, constants)
 
 

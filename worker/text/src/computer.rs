@@ -67,7 +67,9 @@ impl Computer {
         let (output, is_of_tokens) = chosen_output(&model, graph.outputs())?;
         let mask = match (model.task, &model.mask_token) {
             (PoolingTask::FillMask, None) => {
-                return Err("is for masks, and the files of the tokenizer have no 'mask_token'".to_owned());
+                return Err(
+                    "is for masks, and the files of the tokenizer have no 'mask_token'".to_owned()
+                );
             }
             (PoolingTask::FillMask, Some(token)) => texts.id(token).ok_or_else(|| {
                 format!("is for masks, and the vocabulary does not have the 'mask_token' '{token}'")
@@ -230,7 +232,12 @@ impl Head<'_> {
     }
 
     /// Makes the result of a row.
-    fn value(&self, values: &[f32], prepared: &Prepared, width: usize) -> Result<Value, InferError> {
+    fn value(
+        &self,
+        values: &[f32],
+        prepared: &Prepared,
+        width: usize,
+    ) -> Result<Value, InferError> {
         let own = values.get(..prepared.tokens.ids.len() * width).unwrap_or(values);
         match self.model.task {
             PoolingTask::Embed => {
@@ -255,11 +262,13 @@ impl Head<'_> {
             }
             PoolingTask::ClassifyTokens => {
                 let text = prepared.text.as_str();
-                heads::entities(own, text, &prepared.tokens, self.model, self.tokenizer).map(Value::Text)
+                heads::entities(own, text, &prepared.tokens, self.model, self.tokenizer)
+                    .map(Value::Text)
             }
             PoolingTask::FillMask => {
                 let count = prepared.predictions;
-                heads::predictions(own, &prepared.tokens, self.mask, count, self.tokenizer).map(Value::Text)
+                heads::predictions(own, &prepared.tokens, self.mask, count, self.tokenizer)
+                    .map(Value::Text)
             }
         }
     }

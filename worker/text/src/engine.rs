@@ -100,7 +100,8 @@ impl Engine {
     ) -> Result<Self, InferError> {
         let state = Mutex::default();
         let changed = Condvar::new();
-        let shared = Arc::new(Shared { computer, metrics, places, runtime, limits, state, changed });
+        let shared =
+            Arc::new(Shared { computer, metrics, places, runtime, limits, state, changed });
         let mut engine = Self { shared, threads: Vec::new() };
         for number in 0..limits.threads {
             let shared = Arc::clone(&engine.shared);

@@ -16,9 +16,8 @@ pub(crate) struct TextMetrics {
 
 impl TextMetrics {
     pub(crate) fn new(context: &Context<'_>) -> Self {
-        let series = |name: &str, kind: Kind| {
-            context.metrics.get_metric(name, kind).ok()?.series(&[]).ok()
-        };
+        let series =
+            |name: &str, kind: Kind| context.metrics.get_metric(name, kind).ok()?.series(&[]).ok();
         Self {
             tokens: series(TEXT_TOKENS, Kind::Counter),
             padding: series(TEXT_PADDING, Kind::Counter),

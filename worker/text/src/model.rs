@@ -38,9 +38,7 @@ pub(crate) fn create(
 ) -> Result<Box<dyn Backend>, InferError> {
     let parameter = |name: &str| context.config.parameters.get(name).cloned();
     let model = TextFiles::gather(&VersionDirectory(context.directory))
-        .and_then(|files| {
-            TextModel::of(&files, &context.config.default_model_filename, &parameter)
-        })
+        .and_then(|files| TextModel::of(&files, &context.config.default_model_filename, &parameter))
         .map_err(load_error)?;
     let flag = |name: &str| match parameter(name).as_deref() {
         None | Some("false") => Ok(false),

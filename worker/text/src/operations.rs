@@ -44,7 +44,10 @@ pub(crate) fn reply(
             })?;
             check_tokens(ids, texts)?;
             let mut text = Vec::new();
-            push_bytes_element(&mut text, texts.decode(ids, !row.item.add_special_tokens)?.as_bytes());
+            push_bytes_element(
+                &mut text,
+                texts.decode(ids, !row.item.add_special_tokens)?.as_bytes(),
+            );
             vec![(TEXT_OUTPUT, DataType::Bytes, 1, text)]
         }
         other => {

@@ -26,7 +26,9 @@ impl TokenVectors<'_> {
                 }
                 into.extend(most);
             }
-            TextPooling::Mean => into.extend(sum(vectors, self.width, |_| 1.0).map(|sum| sum / count)),
+            TextPooling::Mean => {
+                into.extend(sum(vectors, self.width, |_| 1.0).map(|sum| sum / count))
+            }
             TextPooling::MeanSqrtLength => {
                 into.extend(sum(vectors, self.width, |_| 1.0).map(|sum| sum / count.sqrt()));
             }
@@ -67,7 +69,8 @@ mod tests {
 
     fn pooled(pooling: TextPooling) -> Vec<f32> {
         let mut found = Vec::new();
-        TokenVectors { values: &[1.0, -2.0, 3.0, 4.0, 5.0, 6.0], width: 2 }.pool(pooling, &mut found);
+        TokenVectors { values: &[1.0, -2.0, 3.0, 4.0, 5.0, 6.0], width: 2 }
+            .pool(pooling, &mut found);
         found
     }
 

@@ -92,7 +92,10 @@ impl<'a> Rows<'a> {
         model: &'a TextModel,
         auto_truncate: bool,
     ) -> Result<Row<'a>, InferError> {
-        let text = |list: &Option<Vec<&'a [u8]>>, name: &str| match list.as_ref().and_then(|list| list.get(at)) {
+        let text = |list: &Option<Vec<&'a [u8]>>, name: &str| match list
+            .as_ref()
+            .and_then(|list| list.get(at))
+        {
             None => Ok(None),
             Some(bytes) => utf8(bytes, name).map(Some),
         };
@@ -100,7 +103,9 @@ impl<'a> Rows<'a> {
             bytes.and_then(|bytes| bytes.get(at)).map_or(default, |byte| *byte != 0)
         };
         let integer = |bytes: Option<&[u8]>| {
-            bytes.and_then(|bytes| bytes.as_chunks().0.get(at)).map(|bytes| i32::from_le_bytes(*bytes))
+            bytes
+                .and_then(|bytes| bytes.as_chunks().0.get(at))
+                .map(|bytes| i32::from_le_bytes(*bytes))
         };
         let own = utf8(self.texts.get(at).copied().unwrap_or_default(), TEXT)?;
         let prompt = match text(&self.prompts, PROMPT_NAME)?.filter(|name| !name.is_empty()) {
@@ -148,7 +153,10 @@ impl<'a> Rows<'a> {
 
 fn utf8<'a>(bytes: &'a [u8], name: &str) -> Result<&'a str, InferError> {
     str::from_utf8(bytes).map_err(|error| {
-        InferError::invalid(format!("the input '{name}' is not UTF-8 at byte {}", error.valid_up_to()))
+        InferError::invalid(format!(
+            "the input '{name}' is not UTF-8 at byte {}",
+            error.valid_up_to()
+        ))
     })
 }
 

@@ -12,7 +12,9 @@ use pharos_backend::load_error;
 use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use tokenizers::utils::truncation::{TruncationStrategy, truncate_encodings};
-use tokenizers::{Decoder as _, EncodeInput, Encoding, Tokenizer, TruncationDirection, TruncationParams};
+use tokenizers::{
+    Decoder as _, EncodeInput, Encoding, Tokenizer, TruncationDirection, TruncationParams,
+};
 
 /// The most bytes of a text. The time of a tokenizer grows with the text, whatever the model takes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
@@ -67,14 +69,19 @@ impl Texts {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(crate) fn open(file: &Path, threads: usize, with_offsets: bool) -> Result<Self, InferError> {
+    pub(crate) fn open(
+        file: &Path,
+        threads: usize,
+        with_offsets: bool,
+    ) -> Result<Self, InferError> {
         let unusable = |error: &dyn std::fmt::Display| {
             load_error(format!("'{}' is not a tokenizer that can be used: {error}", file.display()))
         };
         let mut tokenizer = guarded(|| Tokenizer::from_file(file))
             .and_then(|read| read.map_err(|error| error.to_string()))
             .map_err(|error| unusable(&error))?;
-        let direction = tokenizer.get_truncation().map_or(TruncationDirection::Right, |own| own.direction);
+        let direction =
+            tokenizer.get_truncation().map_or(TruncationDirection::Right, |own| own.direction);
         tokenizer.with_truncation(None).map_err(|error| unusable(&error))?;
         tokenizer.with_padding(None);
         let pool = rayon::ThreadPoolBuilder::new()
@@ -91,7 +98,8 @@ impl Texts {
         if items.len() == 1 || bytes < FEW_BYTES {
             return items.iter().map(|item| self.encode(item)).collect();
         }
-        self.pool.install(|| items.par_iter().with_max_len(1).map(|item| self.encode(item)).collect())
+        self.pool
+            .install(|| items.par_iter().with_max_len(1).map(|item| self.encode(item)).collect())
     }
 
     /// Returns the tokens of a text.
@@ -227,5 +235,6 @@ impl Item<'_> {
 
 /// Calls a function of the library; a panic is an error.
 fn guarded<T>(function: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(function)).map_err(|_| "the tokenizer failed unexpectedly".to_owned())
+    catch_unwind(AssertUnwindSafe(function))
+        .map_err(|_| "the tokenizer failed unexpectedly".to_owned())
 }

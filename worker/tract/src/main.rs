@@ -7,6 +7,8 @@
 //! model that tract cannot run at all is refused at its load: one with an operator that tract does
 //! not have, or that it can optimize neither with symbols nor with [`TRIAL_SIZES`].
 
+mod text_graph;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::process::ExitCode;
@@ -43,10 +45,7 @@ type Plan = Arc<TypedRunnableModel>;
 type Shapes = Vec<Vec<usize>>;
 
 struct Tract {
-    model: InferenceModel,
-    /// One plan for all shapes, if tract could create it.
-    symbolic: Option<Plan>,
-    plans: HashMap<Shapes, Plan>,
+    plans: Plans,
     /// For each input of the graph, the position in the configuration.
     inputs: Vec<usize>,
     /// For each output of the graph, the position in the configuration; `None` if it is not
@@ -54,8 +53,17 @@ struct Tract {
     outputs: Vec<Option<(usize, DataType)>>,
 }
 
+/// A model with what tract has optimized of it.
+struct Plans {
+    model: InferenceModel,
+    /// One plan for all shapes, if tract could create it.
+    symbolic: Option<Plan>,
+    of_shapes: HashMap<Shapes, Plan>,
+}
+
 fn main() -> ExitCode {
-    Worker::new().backend("tract", create).run()
+    let text = |context: &Context<'_>| pharos_text::on(context, text_graph::open);
+    Worker::new().backend("tract", create).backend("text", text).run()
 }
 
 /// Loads the model's file.
@@ -67,15 +75,7 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     if onnx::is_ort_format(&context.config.default_model_filename) {
         return Err(unusable(&format!("only ONNX Runtime reads its own format; {REMEDY}")));
     }
-    let mut model = read(&path).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
-    let missing =
-        missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
-    if !missing.is_empty() {
-        return Err(unusable(&format!(
-            "it does not have the operators {}; {REMEDY}",
-            missing.join(", ")
-        )));
-    }
+    let mut model = readable(&path).map_err(|error| unusable(&error))?;
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
     let position = |name| {
         (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name))
@@ -101,11 +101,19 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
             .with_output_fact(output, InferenceFact::default())
             .map_err(|error| unusable(&error))?;
     }
-    let symbolic = model.clone().into_optimized().and_then(IntoRunnable::into_runnable).ok();
-    if symbolic.is_none() {
-        try_sizes(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let plans = Plans::new(model).map_err(|error| unusable(&error))?;
+    Ok(Box::new(Tract { plans, inputs, outputs }))
+}
+
+/// Reads the model's file, whose operators tract has.
+fn readable(path: &Path) -> Result<InferenceModel, String> {
+    let unusable = |error| format!("{error:#}; {REMEDY}");
+    let model = read(path).map_err(unusable)?;
+    let missing = missing_operators(&model).map_err(unusable)?;
+    match missing.as_slice() {
+        [] => Ok(model),
+        names => Err(format!("it does not have the operators {}; {REMEDY}", names.join(", "))),
     }
-    Ok(Box::new(Tract { model, symbolic, plans: HashMap::new(), inputs, outputs }))
 }
 
 /// Reads the model's file.
@@ -232,7 +240,8 @@ impl Backend for Tract {
         for input in ordered {
             tensors.push(to_tensor(input, batch, outputs)?.into());
         }
-        let plan = self.plan(&tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
+        let plan =
+            self.plans.plan(&tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
         outputs.inputs_ready();
         let results = plan.run(tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
         outputs.computed();
@@ -249,13 +258,27 @@ impl Backend for Tract {
     }
 }
 
-impl Tract {
+impl Plans {
+    /// Optimizes a model with symbols for its variable dimensions, or finds that it can be optimized
+    /// for some sizes.
+    ///
+    /// # Errors
+    /// tract can do neither: the reason and a remedy.
+    fn new(model: InferenceModel) -> Result<Self, String> {
+        let symbolic = model.clone().into_optimized().and_then(IntoRunnable::into_runnable).ok();
+        if symbolic.is_none() {
+            try_sizes(&model).map_err(|error| format!("{error:#}; {REMEDY}"))?;
+        }
+        Ok(Self { model, symbolic, of_shapes: HashMap::new() })
+    }
+
+    /// Returns the plan for these inputs.
     fn plan(&mut self, inputs: &[TValue]) -> TractResult<Plan> {
         if let Some(plan) = &self.symbolic {
             return Ok(plan.clone());
         }
         let shapes: Shapes = inputs.iter().map(|input| input.shape().to_vec()).collect();
-        if let Some(plan) = self.plans.get(&shapes) {
+        if let Some(plan) = self.of_shapes.get(&shapes) {
             return Ok(plan.clone());
         }
         let mut model = self.model.clone();
@@ -266,10 +289,10 @@ impl Tract {
             )?;
         }
         let plan = model.into_optimized()?.into_runnable()?;
-        if self.plans.len() >= MAX_PLANS {
-            self.plans.clear();
+        if self.of_shapes.len() >= MAX_PLANS {
+            self.of_shapes.clear();
         }
-        self.plans.insert(shapes, plan.clone());
+        self.of_shapes.insert(shapes, plan.clone());
         Ok(plan)
     }
 }

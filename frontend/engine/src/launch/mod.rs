@@ -265,8 +265,12 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
             let library = (LIBRARY, Some(path.into_os_string()));
             Ok(native(program, program.worker.clone(), vec![library]))
         }
+        // tract computes the graphs of text models too.
         Found::Worker(_) if model.backend == TEXT_BACKEND && program.onnxruntime.is_none() => {
-            Err(format!("model '{}': {NO_ONNX_RUNTIME}", model.name))
+            match backends::find(program, model.name, backends::TRACT, &[]) {
+                Ok(Found::Worker(path)) => Ok(native(program, path, Vec::new())),
+                _ => Err(format!("model '{}': {NO_ONNX_RUNTIME}", model.name)),
+            }
         }
         Found::Worker(path) if model.backend == TEXT_BACKEND => {
             Ok(native(program, path, with_packages(program)))

@@ -539,7 +539,8 @@ fn gguf_metadata(contents: &Contents, file_name: &str) -> Result<Option<GgufMeta
 /// Reads the files of a text model from the newest version's directory.
 fn text_files(contents: &Contents) -> Result<TextFiles, String> {
     let newest = contents.versions.values().next_back();
-    newest.map_or_else(|| Ok(TextFiles::default()), |path| TextFiles::gather(&VersionDirectory(path)))
+    newest
+        .map_or_else(|| Ok(TextFiles::default()), |path| TextFiles::gather(&VersionDirectory(path)))
 }
 
 /// The directory of a version.
@@ -561,7 +562,8 @@ impl TextDirectory for VersionDirectory<'_> {
 
     fn read(&self, path: &str) -> Result<String, String> {
         let path = self.0.join(path);
-        scan::read_model_text(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+        scan::read_model_text(&path)
+            .map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     }
 }
 

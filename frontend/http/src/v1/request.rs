@@ -75,10 +75,7 @@ pub(crate) fn parse(
     })
 }
 
-fn parse_any(
-    json: &[u8],
-    inputs: ModelInputs<'_>,
-) -> Result<(Vec<InferInput>, Form), InferError> {
+fn parse_any(json: &[u8], inputs: ModelInputs<'_>) -> Result<(Vec<InferInput>, Form), InferError> {
     let json = std::str::from_utf8(without_byte_order_mark(json)).map_err(parse_error)?;
     check_depth(json)?;
     let relaxed = OnceCell::new();

@@ -45,8 +45,8 @@ impl SharedSession {
     /// # Errors
     /// The library is not configured or cannot load the file, or an input is not of integers.
     pub fn open(context: &Context<'_>, path: &Path) -> Result<Self, InferError> {
-        let library = library()
-            .ok_or_else(|| load_error("the library of ONNX Runtime is not configured"))?;
+        let library =
+            library().ok_or_else(|| load_error("the library of ONNX Runtime is not configured"))?;
         let environment = loaded_environment(&library)?;
         let options =
             context.config.session_options().map_err(|error| load_error(error.to_string()))?;
@@ -121,9 +121,9 @@ impl SharedSession {
                 true => TensorRef::from_array_view((shape, narrow.as_slice()))
                     .map_err(failed)?
                     .into_dyn(),
-                false => TensorRef::from_array_view((shape, wide.as_slice()))
-                    .map_err(failed)?
-                    .into_dyn(),
+                false => {
+                    TensorRef::from_array_view((shape, wide.as_slice())).map_err(failed)?.into_dyn()
+                }
             });
         }
         let name = self.output_names.get(output);
