@@ -19,6 +19,7 @@ pub(super) fn config(text: &str) -> ModelConfig {
         no_cuda_provider: None,
         signature: None,
         gguf: None,
+        text: None,
         auto_complete: true,
         default_max_batch_size: 0,
     };
@@ -543,6 +544,7 @@ pub(super) fn config_of(name: &str, text: &str) -> ModelConfig {
         no_cuda_provider: None,
         signature: None,
         gguf: None,
+        text: None,
         auto_complete: true,
         default_max_batch_size: 0,
     };

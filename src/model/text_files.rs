@@ -130,6 +130,8 @@ pub struct TextModel {
     pub graph: String,
     /// The most tokens of a text, or of a pair of texts, special tokens included.
     pub max_tokens: usize,
+    /// The number of a text's first position.
+    pub first_position: usize,
     /// The ways that make vectors, which are joined; empty if the graph has to make the vector
     /// itself.
     pub pooling: Vec<TextPooling>,
@@ -248,7 +250,7 @@ impl TextModel {
         let modules = Modules::of(files)?;
         let labels = labels(&config, parameters)?;
         let task = task(&config, modules.is_some(), labels.len(), parameters)?;
-        let graph = chosen_graph(files, graph, parameters(DTYPE).as_deref())?;
+        let graph = chosen_graph(files, task, graph, parameters(DTYPE).as_deref())?;
         let tokenizer = files.object(TOKENIZER_CONFIG)?;
         let sentences = files.object(SENTENCE_TRANSFORMER)?;
         let prompts = prompts(&sentences)?;
@@ -282,6 +284,7 @@ impl TextModel {
             task,
             graph,
             max_tokens: max_tokens(files, &config, &tokenizer, parameters)?,
+            first_position: usize::try_from(first_position(&config)).unwrap_or(0),
             pooling,
             normalize,
             needs_whole_graph: modules.has_more,
@@ -440,7 +443,12 @@ const MAX_LABELS: usize = 65_536;
 
 /// Returns the path of the graph: the one that the configuration names, the usual one of the type of
 /// weights, or the only one.
-fn chosen_graph(files: &TextFiles, named: &str, dtype: Option<&str>) -> Result<String, String> {
+fn chosen_graph(
+    files: &TextFiles,
+    task: PoolingTask,
+    named: &str,
+    dtype: Option<&str>,
+) -> Result<String, String> {
     let graphs: Vec<&str> =
         files.names.iter().map(String::as_str).filter(|name| name.ends_with(".onnx")).collect();
     let listed = || graphs.iter().take(MOST_NAMES).copied().collect::<Vec<_>>().join(", ");
@@ -454,12 +462,17 @@ fn chosen_graph(files: &TextFiles, named: &str, dtype: Option<&str>) -> Result<S
         };
     }
     if graphs.is_empty() {
-        return Err(
+        let task = match task {
+            PoolingTask::Embed => "feature-extraction",
+            PoolingTask::Score | PoolingTask::Classify => "text-classification",
+            PoolingTask::ClassifyTokens => "token-classification",
+            PoolingTask::FillMask => "fill-mask",
+        };
+        return Err(format!(
             "the directory has no graph ('model.onnx', or '*.onnx' in 'onnx'). Optimum makes one of \
-             the weights: `optimum-cli export onnx --model DIRECTORY DIRECTORY` (`pip install \
-             optimum-onnx[onnxruntime]`)"
-                .to_owned(),
-        );
+             the weights: `optimum-cli export onnx --model DIRECTORY --task {task} DIRECTORY` (`pip \
+             install optimum-onnx[onnxruntime]`)"
+        ));
     }
     let is_of = |path: &str, stems: &[&str]| {
         let name = path.rsplit('/').next().unwrap_or_default();
@@ -529,8 +542,16 @@ fn max_tokens(
 /// it.
 fn positions(config: &Value) -> Option<u64> {
     let most = natural(config, "max_position_embeddings")?;
+    // Models with relative positions alone have a number that is no limit.
+    let is_relative = config.get("position_biased_input") == Some(&Value::Bool(false));
+    let most = most.saturating_sub(first_position(config));
+    (!is_relative).then_some(most).filter(|number| *number > 0)
+}
+
+/// Returns the number of a text's first position: in some models, the one after the number of the
+/// token that pads.
+fn first_position(config: &Value) -> u64 {
     let kind = text_at(config, "model_type").unwrap_or_default();
-    // The positions of these begin after the number of the token that pads.
     let is_shifted = matches!(
         kind.as_str(),
         "roberta"
@@ -542,11 +563,7 @@ fn positions(config: &Value) -> Option<u64> {
             | "ibert"
             | "data2vec-text"
     );
-    let shift =
-        if is_shifted { natural(config, "pad_token_id").unwrap_or(1).saturating_add(1) } else { 0 };
-    // Models with relative positions alone have a number that is no limit.
-    let is_relative = config.get("position_biased_input") == Some(&Value::Bool(false));
-    (!is_relative).then(|| most.saturating_sub(shift)).filter(|number| *number > 0)
+    if is_shifted { natural(config, "pad_token_id").unwrap_or(1).saturating_add(1) } else { 0 }
 }
 
 /// Returns how scores and probabilities are made.

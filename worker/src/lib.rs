@@ -38,7 +38,7 @@ use pharos_backend::runtime::{Reader, Sender, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
 use crate::backend::Registry;
-pub use crate::backend::{GraphTensor, SharedSession};
+pub use crate::backend::{GraphTensor, ReadOutput, SharedSession};
 use crate::descriptors::{Inherited, SharedDescriptors};
 use crate::device::Cuda;
 use crate::fork_server::Served;

@@ -243,8 +243,13 @@ impl PoolingModel {
         let has_tokens = items.iter().any(|item| item.text.tokens().is_some());
         // Lists of tokens have different lengths.
         let of_one = if has_tokens || self.is_vllm { 1 } else { self.max_batch_size.max(1) };
-        let mut requests = Vec::with_capacity(items.len().div_ceil(of_one));
-        for batch in items.chunks(of_one) {
+        let batches: Vec<&[Item<'_>]> = items
+            // The pair of a text is a tensor that all texts of an inference have, or none.
+            .chunk_by(|one, next| one.pair.is_some() == next.pair.is_some())
+            .flat_map(|alike| alike.chunks(of_one))
+            .collect();
+        let mut requests = Vec::with_capacity(batches.len());
+        for batch in &batches {
             let mut request = InferRequest {
                 model_name: self.name.clone(),
                 inputs: self.inputs(batch, options)?,
@@ -257,7 +262,7 @@ impl PoolingModel {
         let responses = poll_fn(|cx| running.poll(cx)).await;
         let responses =
             responses.map_err(|error| Failure::of_model(error, self.text_field(), None))?;
-        Ok((responses, items.chunks(of_one).map(<[Item<'_>]>::len).collect()))
+        Ok((responses, batches.into_iter().map(<[Item<'_>]>::len).collect()))
     }
 
     /// Reads responses, each with a number of texts.

@@ -351,7 +351,10 @@ pub(crate) async fn root(received: Received) -> Response {
     if is_object {
         return similarity(received).await;
     }
-    match only(&received, None, "read texts", |_| true).await {
+    let named = Fields::of_body(&received.body)
+        .and_then(|mut fields| fields.text("model", MAX_MODEL_BYTES))
+        .unwrap_or_default();
+    match only(&received, named.as_deref(), "read texts", |_| true).await {
         Ok((_, PoolingTask::Embed)) | Err(_) => embed(received).await,
         Ok(_) => predict(received).await,
     }
@@ -466,7 +469,7 @@ async fn predictions(received: &mut Received) -> Result<Vec<u8>, Failure> {
         .map(|(text, pair)| Item { pair: pair.as_deref(), ..Item::of(text) })
         .collect();
     let Received { edge, call, .. } = received;
-    let options = request.common.pooling;
+    let mut options = request.common.pooling;
     if matches!(model.task, PoolingTask::ClassifyTokens | PoolingTask::FillMask) {
         let found = model.run_to_json(edge, call, &items, options).await?;
         let raw: Result<Vec<Box<RawValue>>, _> =
@@ -478,6 +481,7 @@ async fn predictions(received: &mut Received) -> Result<Vec<u8>, Failure> {
         });
     }
     model.expect(PoolingTask::Classify)?;
+    let most = options.top_k.take().and_then(|most| usize::try_from(most).ok());
     let labels = labels(&*edge.service.model_config(&model.name, "")?);
     let pooled = model.run(edge, call, &items, options).await?;
     call.set_times(&pooled.timeline);
@@ -490,6 +494,7 @@ async fn predictions(received: &mut Received) -> Result<Vec<u8>, Failure> {
             })
             .collect();
         all.sort_by(|one, other| other.score.total_cmp(&one.score));
+        all.truncate(most.unwrap_or(usize::MAX));
         all
     });
     let classes: Vec<Vec<Prediction<'_>>> = classes.collect();
@@ -529,25 +534,30 @@ async fn tokens(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let model = model_of(received, request.model.as_deref(), "read texts", |_| true).await?;
     let Received { edge, call, .. } = received;
     let tokenizer = Tokenizer::of(&*edge.service.model_config(&model.name, "")?)?;
+    // The tokens that the model adds before a text are special, and those after it.
+    let mut before = 0;
+    if request.add_special_tokens {
+        let letter = Prompt::Text("a".to_owned());
+        let with = tokenizer.tokenize(edge, call, &letter, true).await?.ids;
+        let own = tokenizer.tokenize(edge, call, &letter, false).await?.ids;
+        before = with.windows(own.len().max(1)).position(|ids| ids == own).unwrap_or(0);
+    }
     let mut all = Vec::with_capacity(request.inputs.len());
     for input in &request.inputs {
         let with = tokenizer.tokenize(edge, call, input, request.add_special_tokens).await?;
-        // What the model adds is special: the tokens of the text alone say which those are.
         let own = match request.add_special_tokens {
-            true => tokenizer.tokenize(edge, call, input, false).await?.ids,
-            false => with.ids.clone(),
+            true => tokenizer.tokenize(edge, call, input, false).await?.ids.len(),
+            false => with.ids.len(),
         };
-        all.push((with, own));
+        all.push((with, before..before + own));
     }
     let lists = all.iter().map(|(tokens, own)| {
-        let first = tokens.ids.windows(own.len().max(1)).position(|ids| ids == own).unwrap_or(0);
-        let is_own = |at: usize| (first..first + own.len()).contains(&at);
         let tokens = tokens.ids.iter().zip(&tokens.texts).enumerate();
         tokens
             .map(|(at, (id, text))| Token {
                 id: *id,
                 text,
-                special: !is_own(at),
+                special: !own.contains(&at),
                 start: None,
                 stop: None,
             })
@@ -629,7 +639,9 @@ fn finish(received: Received, answer: Result<Vec<u8>, Failure>) -> Response {
         503 => (503, "Unhealthy"),
         other => (other, "Validation"),
     };
-    let body = to_json(&ErrorBody { error: &failure.error.message, error_type });
+    // The field of this API with the same effect.
+    let error = failure.error.message.replace("truncate_prompt_tokens -1", "truncate true");
+    let body = to_json(&ErrorBody { error: &error, error_type });
     received.fail_as(
         &failure,
         StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST),

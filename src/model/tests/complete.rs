@@ -36,6 +36,7 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
         no_cuda_provider: None,
         signature: Some(signature),
         gguf: None,
+        text: None,
         auto_complete: true,
         default_max_batch_size: 4,
     };

@@ -1,3 +1,5 @@
+//! What the files of text models mean, and what is wrong with others.
+
 use super::*;
 
 /// Returns files with these contents; those without a content are only there.
@@ -135,7 +137,11 @@ fn errors_say_what_is_allowed() {
     for (files, parameters, expected) in [
         (without(TOKENIZER), &[][..], "needs the file 'tokenizer.json'"),
         (without(CONFIG), &[], "needs the file 'config.json'"),
-        (without("model.onnx"), &[], "`optimum-cli export onnx --model DIRECTORY DIRECTORY`"),
+        (
+            without("model.onnx"),
+            &[],
+            "`optimum-cli export onnx --model DIRECTORY --task feature-extraction DIRECTORY`",
+        ),
         (with_config("[]").to_vec(), &[], "'config.json' is not a JSON object"),
         (with_config("{").to_vec(), &[], "'config.json' is not JSON"),
         (

@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import threading
@@ -18,9 +19,9 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from harness.processes import held, worker_model
-from harness.server import Server, total
+from harness.server import Server, binary, total
 from harness.statistics import until_received
-from harness.text_models import SENTENCES, WIDTH, TextModel, byte_pairs, needs_text, sigmoid, softmax, unigram, word_piece
+from harness.text_models import PROGRAM, SENTENCES, TextModel, byte_pairs, graph, needs_text, sigmoid, softmax, unigram, word_piece
 from harness.waiting import DEADLINE_S, eventually, join_all
 from harness.wire import tensor
 
@@ -33,6 +34,7 @@ MOST_BYTES = 1 << 20
 PROMPTS = {"query": "the query: ", "document": "an answer: "}
 LABELS = ["billing", "delivery", "technical"]
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+LENIENT = ["--exit-on-error=false", "--strict-readiness=false"]
 WORDS = "the parcel has not arrived and an app shows error after each update capital of germany paris zzz telephone".split()
 
 
@@ -46,11 +48,18 @@ def embedder(folder, kind="word_piece", **config) -> TextModel:
     return TextModel(folder, tokenizer=KINDS[kind](), **config).sentence_transformer()
 
 
+def named_entities(folder) -> TextModel:
+    """Returns a model that finds spans."""
+    model = TextModel(folder, "BertForTokenClassification", ENTITIES, "tokens")
+    model.write("tokenizer_config.json", {"model_max_length": LIMIT, "unk_token": "[UNK]"})
+    return model
+
+
 TASKS = {
     "embed": embedder,
     "score": lambda folder: TextModel(folder, "BertForSequenceClassification", ["LABEL_0"], "text"),
     "classify": lambda folder: TextModel(folder, "BertForSequenceClassification", LABELS, "text"),
-    "token_classify": lambda folder: TextModel(folder, "BertForTokenClassification", ENTITIES, "tokens"),
+    "token_classify": named_entities,
     "fill_mask": lambda folder: TextModel(folder, "BertForMaskedLM", head="tokens"),
 }
 """A model of each task, in a folder."""
@@ -73,13 +82,19 @@ def models(tmp_path_factory) -> dict:
     found["byte_pairs"] = embedder(at("byte_pairs", accept_token_ids="true"), "byte_pairs")
     found["unigram"] = embedder(at("unigram", auto_truncate="true"), "unigram")
     found["matryoshka"] = embedder(at("matryoshka"), matryoshka_dimensions=[4, 8])
-    found["raw"] = TextModel(at("raw", default="")).sentence_transformer(normalize=False)
+    found["raw"] = TextModel(at("raw")).sentence_transformer(normalize=False)
     found["multi"] = TextModel(
         at("multi"), "BertForSequenceClassification", LABELS, "text", problem_type="multi_label_classification"
     )
     named = {"labels": json.dumps(["x", "y", "z"]).replace('"', '\\"')}
     found["named"] = TextModel(at("named", **named), "BertForSequenceClassification", LABELS, "text")
     found["counted"] = embedder(at("counted"))
+    found["small_runs"] = embedder(at("small_runs", max_batch_tokens="16"))
+    found["bare_spans"] = TextModel(at("bare_spans"), "BertForTokenClassification", ["PER", "LOC"], "tokens")
+    # The graph has no vector for the last token of the vocabulary.
+    found["short_table"] = model = embedder(at("short_table"))
+    model.tokenizer.add_tokens(["absent"])
+    model.tokenizer.save(str(model.folder / "tokenizer.json"))
     ways = {f"pooling_mode_{way}": True for way in ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")}
     found["ways"] = TextModel(at("ways")).sentence_transformer(normalize=False, **ways)
     found["last"] = TextModel(at("last", pooling="last", normalize="true"))
@@ -167,12 +182,12 @@ def test_base64_is_floats_in_little_endian_order(server, models):
     close(got, models["embed"].embedding("a parcel"))
 
 
-@pytest.mark.parametrize("number", [300, 2048])
-def test_many_texts_in_a_request(server, models, number):
+@pytest.mark.parametrize(("name", "number"), [("embed", 300), ("embed", 2048), ("small_runs", 300)])
+def test_many_texts_in_a_request(server, models, name, number):
     texts = [text_of(1 + at % 23, at % 7) for at in range(number)]
-    answer = ask(server, "/v1/embeddings", model="embed", input=texts)
-    close(vectors(answer), [models["embed"].embedding(text) for text in texts])
-    assert answer["usage"]["prompt_tokens"] == count(models["embed"], *texts)
+    answer = ask(server, "/v1/embeddings", model=name, input=texts)
+    close(vectors(answer), [models[name].embedding(text) for text in texts])
+    assert answer["usage"]["prompt_tokens"] == count(models[name], *texts)
 
 
 def test_rows_of_an_inference(server, models):
@@ -186,7 +201,7 @@ def test_rows_of_an_inference(server, models):
 
 
 def test_the_length_of_vectors(server, models):
-    """A request decides, and the files decide for those that do not say it."""
+    """The field of a request decides, or else the files of the model."""
     for name in ("embed", "raw"):
         for normalize in (None, True, False):
             more = {} if normalize is None else {"normalize": normalize}
@@ -228,8 +243,7 @@ def test_prompts_of_the_model(server, models):
         close(answer[0] if path == "/embed" else vectors(answer)[0], wanted)
     close(infer(server, "embed", ["a parcel"], prompt_name=("BYTES", "query"))["embedding"][0], wanted)
     status, answer = post(server, "/v1/embeddings", model="embed", input="a", prompt_name="other")
-    assert (status, answer["error"]["param"]) == (400, None) or status == 400
-    assert "prompt_name is 'other'; the prompts of the model are [document, query]" in answer["error"]["message"]
+    assert status == 400 and "prompt_name is 'other'; the prompts of the model are [document, query]" in answer["error"]["message"]
 
 
 def test_an_empty_text(server, models):
@@ -280,7 +294,9 @@ def test_texts_and_tokens_of_concurrent_requests(server, models):
     def embed(number: int):
         text = text_of(1 + number % 9, number)
         tokens = model.tokenizer.encode(text).ids
-        forms = [{"input": text}, {"input": tokens}, {"input": [text, "a"], "truncate_prompt_tokens": 64}, {"input": text, "normalize": False}]
+        forms = [
+            {"input": text}, {"input": tokens}, {"input": [text, "a"], "truncate_prompt_tokens": 64}, {"input": text, "normalize": False},
+        ]  # fmt: skip
         answer = ask(server, "/v1/embeddings", model="byte_pairs", **forms[number % 4])
         close(vectors(answer)[0], model.embedding(text, normalize=number % 4 != 3))
 
@@ -345,7 +361,6 @@ def test_long_texts_are_cut_off(server, models, kind):
 def test_a_limit_below_the_special_tokens(server):
     """Never more tokens than the client allows."""
     status, answer = post(server, "/v1/embeddings", model="embed", input="a parcel", truncate_prompt_tokens=1)
-    # FAULT: the answer is that of [CLS] [SEP], with a usage of 2 tokens.
     assert status == 400 or answer["usage"]["prompt_tokens"] <= 1, answer
 
 
@@ -362,7 +377,7 @@ def test_long_pairs_are_cut_off(server, models):
 
 
 def test_long_texts_are_cut_off_by_default(server, models):
-    """`auto_truncate` applies to requests that do not say it; those that do decide for themselves."""
+    """`auto_truncate` applies to requests without `truncate_prompt_tokens`."""
     text = text_of(80)
     close(vectors(ask(server, "/v1/embeddings", model="unigram", input=text))[0], cut_embedding(models["unigram"], text))
     answer = ask(server, "/v1/embeddings", model="unigram", input=text, truncate_prompt_tokens=9)
@@ -415,7 +430,8 @@ def test_scores_of_pairs(server, models):
     close([one["score"] for one in answer["data"]], [sigmoid(model.logits(*pair)[0]) for pair in [("a", "b"), ("the app", "an error")]])
     answer = ask(server, "/v1/score", model="score", text_1="the app", text_2=DOCUMENTS)
     close([one["score"] for one in answer["data"]], [sigmoid(model.logits("the app", text)[0]) for text in DOCUMENTS])
-    rows = [tensor("text", "BYTES", [1, 1], ["a"]), tensor("text_pair", "BYTES", [1, 1], ["b"]), tensor("raw_scores", "BOOL", [1, 1], [True])]
+    rows = [tensor(name, "BYTES", [1, 1], [text]) for name, text in (("text", "a"), ("text_pair", "b"))]
+    rows.append(tensor("raw_scores", "BOOL", [1, 1], [True]))
     status, answer = server.infer("score", {"inputs": rows})
     assert status == 200
     close([one for one in answer["outputs"] if one["name"] == "score"][0]["data"], [model.logits("a", "b")[0]])
@@ -475,7 +491,7 @@ def test_classes_of_pairs(server, models):
     close(answer["outputs"][0]["data"], softmax(models["classify"].logits("a", "b")))
 
 
-def spans(model: TextModel, text: str) -> list:
+def spans(model: TextModel, text: str, labels=ENTITIES) -> list:
     """Returns the spans of a text as the strategy `simple` of transformers finds them."""
     encoding = model.tokenizer.encode(text)
     scores = softmax(model.token_logits(text))
@@ -483,7 +499,7 @@ def spans(model: TextModel, text: str) -> list:
     for at, token in enumerate(encoding.tokens):
         if encoding.special_tokens_mask[at]:
             continue
-        label = ENTITIES[scores[at].argmax()]
+        label = labels[scores[at].argmax()]
         tag = label.removeprefix("B-").removeprefix("I-")
         if not groups or groups[-1][0] != tag or label.startswith("B-"):
             groups.append((tag, []))
@@ -516,6 +532,15 @@ def test_spans(server, models):
     for text, (got,) in zip(texts, found, strict=True):
         check_spans(json.loads(got), spans(model, text))
     assert any(spans(model, text) for text in texts)
+
+
+def test_unknown_words_without_the_configuration_of_the_tokenizer(server, models):
+    """`tokenizer.json` has the token for unknown words too (`model.unk_token`)."""
+    model = models["bare_spans"]
+    texts = [f"{word} the {word}" for word in ("漢", "😀", "ж", "ж漢")]
+    answer = ask(server, "/predict", model="bare_spans", inputs=[[text] for text in texts])
+    for text, got in zip(texts, answer, strict=True):
+        check_spans(got, spans(model, text, ["PER", "LOC"]))
 
 
 def predictions(model: TextModel, text: str, number: int = 5) -> list:
@@ -588,7 +613,8 @@ RANGES = [
 ]  # fmt: skip
 """Scripts, combining marks, directions of writing, variation selectors, controls, and characters of four bytes."""
 SEQUENCES = [
-    "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽", "e\u0301\u0327\u0323", "\u202eabc\u202c", "\u2066שלום\u2069", "\ufeff", "\r\n", "\t ", "   ", "ﬁ", "Å", "①", "\u00ad",
+    "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇫🇷", "👍🏽", "e\u0301\u0327\u0323", "\u202eabc\u202c", "\u2066שלום\u2069",
+    "\ufeff", "\r\n", "\t ", "   ", "ﬁ", "Å", "①", "\u00ad",
     "[CLS]", "[MASK] ", "<mask>", "<s>", "</s>", "##a", "\u2581a", "Ġ", "\x00", "\ufffd", "ẞß", "İi", "ǅ", "́", "क्षि", "ｶﾞ",
 ]  # fmt: skip
 
@@ -618,23 +644,30 @@ def test_tokens_are_those_of_the_library(server, models, kind):
         for text, tokens in zip(texts, lists, strict=True):
             encoding = tokenizer.encode(text, add_special_tokens=special)
             assert [one["id"] for one in tokens] == encoding.ids, repr(text)
-            assert [one["text"] for one in tokens] == encoding.tokens, repr(text)
-            added = {at for at, number in enumerate(encoding.special_tokens_mask) if number}
-            inner = set(range(len(tokens))) - {0, len(tokens) - 1} if special else set(range(len(tokens)))
-            if special and len(tokens) > 2:
-                assert {at for at, one in enumerate(tokens) if one["special"]} == added - {at for at in inner & added}, repr(text)
+            assert [one["text"] for one in tokens] == [tokenizer.id_to_token(one) for one in encoding.ids], repr(text)
+            # Special tokens in a text are another test.
+            if not any(token in text for token in ("[CLS]", "[SEP]", "<s>", "</s>")):
+                added = {0, len(tokens) - 1} if special else set()
+                assert {at for at, one in enumerate(tokens) if one["special"]} == added, repr(text)
     encodings = [tokenizer.encode(text) for text in texts]
     for skip in (True, False):
         decoded = ask(server, "/decode", model=name, ids=[encoding.ids for encoding in encodings], skip_special_tokens=skip)
         assert decoded == [tokenizer.decode(encoding.ids, skip_special_tokens=skip) for encoding in encodings]
     for text, encoding in zip(texts[:60], encodings):
         answer = ask(server, "/tokenize", model=name, prompt=text, return_token_strs=True)
-        assert (answer["tokens"], answer["token_strs"]) == (encoding.ids, encoding.tokens), repr(text)
+        assert (answer["tokens"], answer["token_strs"]) == (encoding.ids, [tokenizer.id_to_token(one) for one in encoding.ids]), repr(text)
         assert (answer["count"], answer["max_model_len"]) == (len(encoding.ids), LIMIT)
         bare = ask(server, "/v1/tokenize", model=name, content=text, add_special=False)
         assert bare["tokens"] == tokenizer.encode(text, add_special_tokens=False).ids
         back = ask(server, "/detokenize", model=name, tokens=encoding.ids)
         assert back["prompt"] == tokenizer.decode(encoding.ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(("text", "added"), [("[CLS]", {0, 2}), ("[CLS] a", {0, 3}), ("a [SEP]", {0, 3})])
+def test_special_tokens_in_a_text(server, text, added):
+    """The tokens that the model adds are special."""
+    (tokens,) = ask(server, "/tokenize", model="embed", inputs=[text])
+    assert {at for at, one in enumerate(tokens) if one["special"]} == added
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -667,14 +700,15 @@ def test_wrong_tokens(server, models):
 
 
 def test_embed(server, models):
-    """Vectors have the length 1 unless a request says otherwise, whatever the files say."""
+    """Vectors have the length 1 unless a request has `normalize` false, also without the module Normalize."""
     model = models["embed"]
     close(ask(server, "/embed", model="embed", inputs="a parcel"), [model.embedding("a parcel")])
     texts = ["a parcel", text_of(20)]
     close(ask(server, "/embed", model="embed", inputs=texts), [model.embedding(text) for text in texts])
     close(ask(server, "/embed", model="embed", inputs=texts, normalize=False), [model.embedding(text, False) for text in texts], 1e-4)
     close(ask(server, "/embed", model="raw", inputs=texts), [models["raw"].embedding(text) for text in texts])
-    close(ask(server, "/embed", model="embed", inputs=text_of(80), truncate=True, truncation_direction="Right"), [cut_embedding(model, text_of(80))])
+    cut = ask(server, "/embed", model="embed", inputs=text_of(80), truncate=True, truncation_direction="Right")
+    close(cut, [cut_embedding(model, text_of(80))])
 
 
 def test_rerank(server, models):
@@ -719,7 +753,6 @@ def test_texts_and_pairs_in_a_batch(server, models):
     model = models["classify"]
     batch = ask(server, "/predict", model="classify", inputs=[["the parcel"], ["a", "b"]])
     check_classes(batch[1], softmax(model.logits("a", "b")))
-    # FAULT: the text is computed as a pair with an empty second text.
     check_classes(batch[0], softmax(model.logits("the parcel")))
 
 
@@ -763,9 +796,8 @@ def test_unknown_models_of_text_embeddings_inference(server):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_root_with_a_model(server, models, task):
-    """`POST /` does what the model is for that the request names."""
+    """`POST /` runs the task of the model that the request names."""
     body = {"query": "a", "texts": ["b"]} if task == "score" else {"inputs": "the [MASK]"}
-    # FAULT: without a model for each task, the field `model` is not read, and the answer is an error of /embed.
     ask(server, "/", model=task, **body)
 
 
@@ -813,7 +845,8 @@ def test_the_root_and_the_information_of_a_model(single):
         case "fill_mask":
             check_spans(ask(server, "/", inputs="the [MASK]"), predictions(model, "the [MASK]")[0])
     assert [one["id"] for one in ask(server, "/tokenize", inputs=["a b"])[0]] == model.tokenizer.encode("a b").ids
-    assert ask(server, "/decode", ids=model.tokenizer.encode("the app").ids) == [model.tokenizer.decode(model.tokenizer.encode("the app").ids)]
+    ids = model.tokenizer.encode("the app").ids
+    assert ask(server, "/decode", ids=ids) == [model.tokenizer.decode(ids)]
 
 
 def test_the_client_of_hugging_face(single):
@@ -850,14 +883,10 @@ def test_the_client_of_hugging_face(single):
             ]
 
 
-def test_the_number_of_classes_that_a_client_wants(single):
-    """`top_k` of transformers' pipeline `text-classification`."""
-    server, model, task = single
-    if task != "classify":
-        pytest.skip("for classes only")
-    # FAULT: 422, the model has no tensor 'top_k'.
-    answer = ask(server, "/", inputs="the parcel", parameters={"top_k": 2})
-    assert [one["label"] for one in answer] == [label for label, _ in best_first(softmax(model.logits("the parcel")))[:2]]
+def test_the_number_of_classes_that_a_client_wants(server, models):
+    """`top_k` of transformers' pipeline `text-classification`, which the client of Hugging Face sends."""
+    answer = ask(server, "/predict", model="classify", inputs="the parcel", parameters={"top_k": 2})
+    assert [one["label"] for one in answer] == [label for label, _ in best_first(softmax(models["classify"].logits("the parcel")))[:2]]
 
 
 # Other clients.
@@ -879,7 +908,8 @@ def test_kserve_instances(server, models):
         answer = ask(server, "/v1/models/embed:predict", instances=instances)
         close([one["embedding"] for one in answer["predictions"]], wanted)
     answer = ask(server, "/v1/models/score:predict", instances=[{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": "d"}])
-    close(np.array([one["score"] for one in answer["predictions"]]).ravel(), [sigmoid(models["score"].logits(*pair)[0]) for pair in ("ab", "cd")])
+    scores = np.array([one["score"] for one in answer["predictions"]]).ravel()
+    close(scores, [sigmoid(models["score"].logits(*pair)[0]) for pair in ("ab", "cd")])
     answer = ask(server, "/v1/models/embed:predict", inputs={"text": [[text] for text in texts]})
     close(answer["outputs"]["embedding"], wanted)
     assert post(server, "/v1/models/score:predict", instances=["a"])[0] == 400
@@ -919,8 +949,9 @@ def test_metrics_and_statistics(server, models):
     """Tokens, padding, cut texts, runs, prompts and times are those of the requests that were sent."""
     model = models["counted"]
     names = (
-        "pharos_text_tokens_total", "pharos_text_padding_tokens_total", "pharos_text_truncated_inputs_total", "pharos_text_batch_tokens_sum",
-        "pharos_text_batch_tokens_count", "pharos_text_tokenization_seconds_count", "pharos_llm_prompt_tokens_total", "nv_inference_count",
+        "pharos_text_tokens_total", "pharos_text_padding_tokens_total", "pharos_text_truncated_inputs_total",
+        "pharos_text_batch_tokens_sum", "pharos_text_batch_tokens_count", "pharos_text_tokenization_seconds_count",
+        "pharos_llm_prompt_tokens_total", "nv_inference_count",
     )  # fmt: skip
     read = lambda: {name: series(server, name) for name in names}  # noqa: E731
     before, statistics = read(), server.statistics("counted")["inference_stats"]
@@ -932,8 +963,8 @@ def test_metrics_and_statistics(server, models):
     assert answer["usage"]["prompt_tokens"] == count(model, *texts[:-1]) + LIMIT
     used += answer["usage"]["prompt_tokens"]
     assert post(server, "/v1/embeddings", model="counted", input=text_of(90))[0] == 400
-    eventually("all prompts are counted", lambda: series(server, "pharos_llm_prompt_tokens_total") >= before["pharos_llm_prompt_tokens_total"] + used)
-    eventually("all tokens are counted", lambda: series(server, "pharos_text_tokens_total") >= before["pharos_text_tokens_total"] + used)
+    for name in ("pharos_llm_prompt_tokens_total", "pharos_text_tokens_total"):
+        eventually(f"all tokens are in {name}", lambda: series(server, name) >= before[name] + used)
     gained = {name: value - before[name] for name, value in read().items()}
     assert gained["pharos_text_tokens_total"] == gained["pharos_llm_prompt_tokens_total"] == used
     padding = gained["pharos_text_padding_tokens_total"]
@@ -970,44 +1001,29 @@ def test_tokens_of_every_interface_are_counted(server, models, path, body):
 
 def test_many_clients(server, models):
     """64 clients with texts of very different lengths and different tasks: each answer is right."""
+    source, calls = random.Random(1), [[] for _ in range(64)]
+    for number in range(64 * 6):
+        texts = [text_of(source.choice([1, 2, 5, 20, 45, 90]), number + at) for at in range(source.choice([1, 1, 3, 17]))]
+        name = source.choice(["embed", "embed", "byte_pairs", "unigram", "small_runs", "classify"])
+        encodings = [truncated(models[name], text, LIMIT) for text in texts]
+        hidden = [models[name].weights.hidden(encoding.ids, encoding.type_ids) for encoding in encodings]
+        if name == "classify":
+            wanted = [softmax(one[0] @ models[name].weights.classes) for one in hidden]
+        else:
+            wanted = [one.mean(0) / np.linalg.norm(one.mean(0)) for one in hidden]
+        calls[number % 64].append(({"model": name, "input": texts, "truncate_prompt_tokens": -1}, wanted))
 
-    def work(client: int):
-        source = random.Random(client)
+    def work(own: list):
         connection = server.connect()
-        for number in range(6):
-            texts = [text_of(source.choice([1, 2, 5, 20, 45]), client * 10 + number) for _ in range(source.choice([1, 1, 3, 17]))]
-            name = source.choice(["embed", "embed", "byte_pairs", "unigram", "classify"])
-            path, key = ("/v1/classify", "probs") if name == "classify" else ("/v1/embeddings", "embedding")
-            body = {"model": name, "input": texts, "truncate_prompt_tokens": -1}
-            connection.request("POST", path, json.dumps(body))
+        for body, wanted in own:
+            is_classify = body["model"] == "classify"
+            connection.request("POST", "/v1/classify" if is_classify else "/v1/embeddings", json.dumps(body))
             answer = json.loads(connection.getresponse().read())
-            model = models[name]
-            wanted = [softmax(model.logits(text)) if key == "probs" else cut_embedding(model, text) for text in texts]
-            close([one[key] for one in answer["data"]], wanted)
+            close([one["probs" if is_classify else "embedding"] for one in answer["data"]], wanted, 1e-4)
         connection.close()
 
-    # The tokenizers of this process are used by one thread at a time.
-    lock = threading.Lock()
-    encode = {id(model): model for model in models.values()}
-    for model in encode.values():
-        model.hidden, model.plain = guarded(model, lock), model.hidden
-    try:
-        with ThreadPoolExecutor(64) as pool:
-            list(pool.map(work, range(64)))
-    finally:
-        for model in encode.values():
-            model.hidden = model.plain
-
-
-def guarded(model: TextModel, lock):
-    """Returns the method `hidden`, called by one thread at a time."""
-    plain = model.hidden
-
-    def hidden(*arguments):
-        with lock:
-            return plain(*arguments)
-
-    return hidden
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(work, calls))
 
 
 def test_clients_that_leave(server, models):
@@ -1034,8 +1050,39 @@ def test_clients_that_leave(server, models):
     eventually("no request is left", lambda: total(server.scrape(), "nv_inference_pending_request_count", model="embed") == 0)
 
 
-def test_a_killed_worker(server, models):
-    """Requests of a worker that is killed fail with a status of the server, and a new worker serves the next ones."""
+def killed(server, model: str) -> int:
+    """Waits until a worker computes texts of the model, and kills it; returns its process."""
+    computed = lambda: total(server.scrape(), "pharos_text_batch_tokens_count", model=model)  # noqa: E731
+    before = computed()
+    eventually("texts are computed", lambda: computed() > before + 5)
+    (worker,) = [pid for pid in server.workers() if worker_model(pid) == model]
+    os.kill(worker, signal.SIGKILL)
+    return worker
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_worker(server, models, times):
+    """Requests whose texts a worker computes when it is killed are computed by another one, once. If it is killed too, they fail with a
+    status of the server. A new worker serves the next ones."""
+    model = models["matryoshka"]
+    texts = [text_of(40, number % 7) for number in range(2048)]
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(post, server, "/v1/embeddings", model="matryoshka", input=texts) for _ in range(16)]
+        for _ in range(times):
+            killed(server, "matryoshka")
+        answers = [one.result() for one in asked]
+    wanted = [model.embedding(text) for text in texts[:7]]
+    for status, answer in answers:
+        assert status == 200 or times > 1 and status in (500, 502, 503), answer
+        if status == 200:
+            close(vectors(answer)[:7], wanted)
+    served = lambda: post(server, "/v1/embeddings", model="matryoshka", input="a parcel")[0] == 200  # noqa: E731
+    eventually("the model is served again", served)
+    close(vectors(ask(server, "/v1/embeddings", model="matryoshka", input="a"))[0], model.embedding("a"))
+
+
+def test_requests_that_a_killed_worker_has_not_read(server, models):
+    """They are answered, or fail with a status of the server."""
     (worker,) = [pid for pid in server.workers() if worker_model(pid) == "matryoshka"]
     with ThreadPoolExecutor(8) as pool:
         with held(server, "matryoshka"):
@@ -1043,11 +1090,23 @@ def test_a_killed_worker(server, models):
             asked = [pool.submit(post, server, "/v1/embeddings", model="matryoshka", input=[text_of(9)] * 9) for _ in range(8)]
             until_received(server, "matryoshka", before + 8)
             os.kill(worker, signal.SIGKILL)
-        statuses = {one.result()[0] for one in asked}
-    assert statuses <= {200, 500, 503} and statuses - {200}, statuses
-    served = lambda: post(server, "/v1/embeddings", model="matryoshka", input="a parcel")[0] == 200  # noqa: E731
-    eventually("the model is served again", served)
-    close(vectors(ask(server, "/v1/embeddings", model="matryoshka", input="a"))[0], models["matryoshka"].embedding("a"))
+        for status, answer in (one.result() for one in asked):
+            assert status in (200, 500, 502, 503), answer
+            if status == 200:
+                close(vectors(answer), [models["matryoshka"].embedding(text_of(9))] * 9)
+
+
+def test_a_token_without_a_vector(server, models):
+    """The request with a token of the vocabulary that the graph does not have fails, and no request that is computed together with it."""
+    text = "the parcel has arrived"
+    with ThreadPoolExecutor(9) as pool:
+        with held(server, "short_table"):
+            before = received_requests(server, "short_table")
+            right = [pool.submit(post, server, "/v1/embeddings", model="short_table", input=text) for _ in range(8)]
+            wrong = pool.submit(post, server, "/v1/embeddings", model="short_table", input="the absent has arrived")
+            until_received(server, "short_table", before + 9)
+        assert wrong.result()[0] >= 400
+            assert [one.result()[0] for one in right] == [200] * 8
 
 
 def test_text_models_in_a_batch_with_an_invalid_request(server, models):
@@ -1076,7 +1135,7 @@ def test_text_models_in_a_batch_with_an_invalid_request(server, models):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("unit", ["a", "parcel", "\u0301", "漢", "😀", " ", "[MASK]<mask>"], ids=["letter", "word", "marks", "han", "emoji", "spaces", "special"])
+@pytest.mark.parametrize("unit", ["a", "漢", " ", "[MASK]<mask>"], ids=["letters", "han", "spaces", "special"])
 def test_a_long_text_without_spaces(server, models, kind, unit):
     """A mebibyte is tokenised within seconds, and other models are served meanwhile."""
     name = "embed" if kind == "word_piece" else kind
@@ -1152,16 +1211,12 @@ def test_too_many_texts(server, path, field, more, status, number):
     assert got == status and "2048" in json.dumps(answer), answer
 
 
-def test_many_masks_and_predictions(tmp_path):
-    """The work and the memory of a request are limited: each mask of a text may have 1,024 predictions, each with the text."""
-    model = TextModel(tmp_path / "model", "BertForMaskedLM", head="tokens", max_position_embeddings=512)
-    model.write("tokenizer_config.json", {"model_max_length": 512, "mask_token": "[MASK]"})
-    with serve(tmp_path, model.folder) as server:
-        text = "[MASK]" * 500
-        begun = time.monotonic()
-        status, answer = server.ask("POST", "/predict", json.dumps({"inputs": text, "parameters": {"top_k": 1024}, "truncate": True}))
-        # FAULT: no limit of masks times predictions times tokens.
-        assert time.monotonic() - begun < 10 and len(answer) < 64 << 20, (status, len(answer), time.monotonic() - begun)
+def test_many_masks_and_predictions(server):
+    """The work of a request is limited: each prediction of each mask has the whole text."""
+    inputs = [["[MASK]" * 62]] * 16
+    status, answer = post(server, "/predict", model="fill_mask", inputs=inputs, parameters={"top_k": 1024})
+    found = sum(len(predicted) for text in answer for predicted in text) if status == 200 else 0
+    assert status in (413, 422) or found <= 1 << 16, (status, found)
 
 
 # Files of models.
@@ -1198,8 +1253,6 @@ def broken(tmp_path_factory):
         "config.json", {"architectures": ["BertForSequenceClassification"], "id2label": {"a": "b"}}
     )
     TextModel(at("label_parameter", labels="x, y, z"), "BertForSequenceClassification", LABELS, "text")
-    from harness.text_models import graph
-
     model = embedder(at("input"))
     (model.folder / "model.onnx").write_bytes(graph(model.weights, more_inputs=["pixel_values"]))
     TextModel(at("no_pooling"))
@@ -1218,7 +1271,7 @@ def broken(tmp_path_factory):
     embedder(at("no_pooling_file")).folder.joinpath("1_Pooling/config.json").unlink()
     embedder(at("prompt_is_not_pooled")).write("1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "include_prompt": False})
     embedder(at("default_prompt")).write("config_sentence_transformers.json", {"prompts": {}, "default_prompt_name": "query"})
-    server = Server(folder.parent, [folder], ["--exit-on-error=false", "--strict-readiness=false"])
+    server = Server(folder.parent, [folder], LENIENT)
     with server:
         yield server
 
@@ -1256,7 +1309,7 @@ def broken(tmp_path_factory):
     }.items(),
 )  # fmt: skip
 def test_files_that_are_no_model(broken, name, parts):
-    """The error of the load says what is missing."""
+    """The error of the load names what is missing."""
 
     def reason():
         entry = broken.index()[name][0]
@@ -1304,8 +1357,6 @@ def test_a_folder_with_a_graph_in_a_folder(tmp_path):
 @pytest.mark.parametrize("has_weights_file", [False, True], ids=["one file", "weights beside it"])
 def test_the_cache_of_hugging_face(tmp_path, has_weights_file):
     """The files of a snapshot are symbolic links to blobs; large graphs have their weights in another one."""
-    from harness.text_models import graph
-
     plain = embedder(tmp_path / "plain")
     (plain.folder / "onnx").mkdir()
     (plain.folder / "model.onnx").rename(plain.folder / "onnx/model.onnx")
@@ -1325,11 +1376,16 @@ def test_the_cache_of_hugging_face(tmp_path, has_weights_file):
 
 
 def test_without_onnx_runtime(tmp_path):
-    """The error says what to install."""
+    """The error names what to install, if tract is not built either."""
     embedder(tmp_path / "models/embed/1")
-    server = Server(tmp_path, [tmp_path / "models"], ["--exit-on-error=false", "--strict-readiness=false"])
+    for program in (binary(), binary().with_name("pharos-worker"), PROGRAM):
+        place = tmp_path / program.relative_to(binary().parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(program, place)
+    server = Server(tmp_path, [tmp_path / "models"], LENIENT)
+    server.command[0] = str(tmp_path / "pharos")
     # A PATH whose `python3` has no ONNX Runtime.
     server.environment = {"PATH": "/usr/bin:/bin", "ORT_DYLIB_PATH": ""}
     with server:
         reason = eventually("the load has failed", lambda: server.index()["embed"][0].get("reason"))
-        assert "pip install onnxruntime" in reason
+        assert "`pip install onnxruntime`" in reason

@@ -19,7 +19,7 @@ needs_text = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not
 WIDTH = 16
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SENTENCES = [
-    "The parcel has not arrived, and nobody answers the telephone.",
+    "The parcel has not arrived, and no one answers the telephone.",
     "Berlin is the capital of Germany; Paris is the capital of France.",
     "An app that shows an error after each update is not useful.",
     "Ein Text über Größe, Straße und Äpfel.",
@@ -78,7 +78,8 @@ class Weights:
         random = np.random.default_rng(tokens)
         self.tokens = random.normal(size=(tokens, WIDTH)).astype(np.float32)
         self.types = random.normal(size=(2, WIDTH)).astype(np.float32)
-        self.classes = random.normal(size=(WIDTH, classes)).astype(np.float32)
+        # Small ones: no class is nearly certain, so that each difference of logits is one of probabilities.
+        self.classes = random.normal(scale=0.2, size=(WIDTH, classes)).astype(np.float32)
 
     def hidden(self, ids: list, types: list) -> np.ndarray:
         """Returns the vectors of a text's tokens."""

@@ -46,6 +46,17 @@ POST    /openai/v1/score                         Score                         i
 POST    /tokenize                                Tokenize                      inference         400
 POST    /v1/tokenize                             Tokenize                      inference         400
 POST    /openai/v1/tokenize                      Tokenize                      inference         400
+POST    /classify                                Classify                      inference         400
+POST    /v1/classify                             Classify                      inference         400
+POST    /openai/v1/classify                      Classify                      inference         400
+POST    /embed                                   Embeddings                    inference         422
+POST    /embed_all                               Embeddings                    inference         501
+POST    /embed_sparse                            Embeddings                    inference         501
+POST    /                                        Embeddings                    inference         422
+POST    /predict                                 Classify                      inference         422
+POST    /similarity                              Score                         inference         422
+POST    /decode                                  Detokenize                    inference         422
+GET     /info                                    Models                        inference         422
 POST    /detokenize                              Detokenize                    inference         400
 POST    /v1/detokenize                           Detokenize                    inference         400
 POST    /openai/v1/detokenize                    Detokenize                    inference         400

@@ -18,7 +18,7 @@ use pharos_backend::load_error;
 
 use crate::device::Cuda;
 
-pub use onnxruntime::shared::{GraphTensor, SharedSession};
+pub use onnxruntime::shared::{GraphTensor, ReadOutput, SharedSession};
 pub(crate) use registry::Registry;
 
 #[cfg(test)]

@@ -90,8 +90,11 @@ impl Computer {
     /// The graph fails; each text may fail by itself too.
     pub(crate) fn run(&self, texts: &[&Prepared]) -> Computed {
         let length = texts.iter().map(|text| text.tokens.ids.len()).max().unwrap_or(0);
-        let inputs: Vec<Vec<i64>> =
-            self.feeds.iter().map(|feed| fed(*feed, texts, length)).collect();
+        let inputs: Vec<Vec<i64>> = self
+            .feeds
+            .iter()
+            .map(|feed| fed(*feed, texts, length, self.model.first_position))
+            .collect();
         let mut values = Vec::with_capacity(texts.len());
         let Self { model, texts: tokenizer, is_of_tokens, mask, .. } = self;
         let head = Head { model, tokenizer, is_of_tokens: *is_of_tokens, mask: *mask };
@@ -170,7 +173,7 @@ fn chosen_output(model: &TextModel, outputs: &[GraphTensor]) -> Result<(usize, b
 }
 
 /// Returns the numbers of an input of the graph: those of each row, padded.
-fn fed(feed: Feed, texts: &[&Prepared], length: usize) -> Vec<i64> {
+fn fed(feed: Feed, texts: &[&Prepared], length: usize, first_position: usize) -> Vec<i64> {
     let mut numbers = Vec::with_capacity(texts.len() * length);
     for Prepared { tokens, .. } in texts {
         let end = numbers.len() + length;
@@ -179,7 +182,10 @@ fn fed(feed: Feed, texts: &[&Prepared], length: usize) -> Vec<i64> {
             Feed::Ids => numbers.extend(tokens.ids.iter().map(|id| i64::from(*id))),
             Feed::Mask => numbers.extend((0..count).map(|_| 1)),
             Feed::Types => numbers.extend(tokens.types.iter().map(|kind| i64::from(*kind))),
-            Feed::Positions => numbers.extend(0..count),
+            Feed::Positions => {
+                let first = first_position as i64;
+                numbers.extend(first..first + count);
+            }
         }
         numbers.resize(end, 0);
     }
@@ -231,7 +237,7 @@ impl Head<'_> {
         Ok(rows.map(|(values, prepared)| self.value(values, prepared, width)).collect())
     }
 
-    /// Makes the result of a row.
+    /// Makes the result for a text.
     fn value(
         &self,
         values: &[f32],

@@ -162,26 +162,40 @@ impl Shared {
     /// Computes texts until the engine is dropped.
     fn work(&self) {
         while let Some(group) = self.next() {
-            let texts: Vec<&Prepared> = group.iter().map(|waiting| &waiting.text).collect();
-            let computed = self.computer.run(&texts);
-            let lengths = group.iter().map(|waiting| waiting.text.tokens.ids.len());
-            let tokens: usize = lengths.clone().sum();
-            let padded = lengths.max().unwrap_or(0) * group.len();
-            match computed {
-                Ok(values) => {
-                    self.metrics.ran(tokens, padded.saturating_sub(tokens));
-                    for (waiting, value) in group.iter().zip(values) {
-                        let tokens = waiting.text.tokens.ids.len();
-                        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-                        self.store(waiting, value.map(|value| RowResult { value, tokens }));
+            let group: Vec<&Waiting> = group.iter().collect();
+            if let Err(error) = self.compute(&group) {
+                match group.as_slice() {
+                    [only] => self.store(only, Err(error)),
+                    // One of the texts may be the cause, which does not concern other requests.
+                    _ => {
+                        for waiting in group {
+                            if let Err(error) = self.compute(&[waiting]) {
+                                self.store(waiting, Err(error));
+                            }
+                        }
                     }
-                }
-                Err(error) => {
-                    group.iter().for_each(|waiting| self.store(waiting, Err(error.clone())));
                 }
             }
             self.state.lock().busy -= 1;
         }
+    }
+
+    /// Computes texts together, and stores their results.
+    ///
+    /// # Errors
+    /// The graph fails; nothing is stored then.
+    fn compute(&self, group: &[&Waiting]) -> Result<(), InferError> {
+        let texts: Vec<&Prepared> = group.iter().map(|waiting| &waiting.text).collect();
+        let values = self.computer.run(&texts)?;
+        let lengths = texts.iter().map(|text| text.tokens.ids.len());
+        let tokens: usize = lengths.clone().sum();
+        let padded = lengths.max().unwrap_or(0) * texts.len();
+        self.metrics.ran(tokens, padded.saturating_sub(tokens));
+        for (waiting, value) in group.iter().zip(values) {
+            let tokens = u32::try_from(waiting.text.tokens.ids.len()).unwrap_or(u32::MAX);
+            self.store(waiting, value.map(|value| RowResult { value, tokens }));
+        }
+        Ok(())
     }
 
     /// Waits for texts, and takes those that are computed next; `None` when the engine is dropped.

@@ -1,7 +1,7 @@
 //! The graph of a model, which an engine for ONNX computes.
 
 use pharos::error::InferError;
-use pharos_worker::GraphTensor;
+use pharos_worker::{GraphTensor, ReadOutput};
 
 /// A graph whose inputs are integers of the shape `[rows, length]`. Several threads may run it.
 pub trait Graph: Send + Sync {
@@ -26,6 +26,6 @@ pub trait Graph: Send + Sync {
         length: usize,
         inputs: &[Vec<i64>],
         output: usize,
-        read: &mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>,
+        read: ReadOutput<'_>,
     ) -> Result<(), InferError>;
 }

@@ -47,6 +47,9 @@ pub(crate) fn greatest(numbers: &[f32]) -> usize {
     found
 }
 
+/// The most predictions of a text, each of which has the whole text.
+pub(crate) const MAX_PREDICTIONS: usize = 1024;
+
 /// A span of a text that belongs to a class.
 #[derive(Debug, Serialize)]
 struct Entity<'a> {
@@ -79,7 +82,8 @@ pub(crate) fn entities(
     let width = model.labels.len().max(1);
     let mut spans: Vec<Vec<Classified<'_>>> = Vec::new();
     let mut before = None;
-    let unknown = model.unknown_token.as_ref().and_then(|token| texts.id(token));
+    let named = model.unknown_token.as_ref().and_then(|token| texts.id(token));
+    let unknown = named.or_else(|| texts.unknown());
     for (at, logits) in logits.chunks_exact(width).enumerate() {
         if tokens.special.get(at).is_none_or(|special| *special != 0) {
             continue;
@@ -157,6 +161,13 @@ pub(crate) fn predictions(
     let width = logits.len() / tokens.ids.len().max(1);
     let masks: Vec<usize> =
         (0..).zip(&tokens.ids).filter(|(_, id)| **id == mask).map(|(at, _)| at).collect();
+    if masks.len().saturating_mul(count) > MAX_PREDICTIONS {
+        return Err(InferError::invalid(format!(
+            "a text has {} masks, and top_k is {count}; at most {MAX_PREDICTIONS} predictions of a text \
+             are allowed",
+            masks.len()
+        )));
+    }
     let mut found = Vec::new();
     for at in masks {
         let own = logits.get(at * width..(at + 1) * width).unwrap_or_default();

@@ -193,7 +193,7 @@ impl TextBackend {
         Ok(rows)
     }
 
-    /// Returns what the engine needs of a row.
+    /// Returns what the engine needs about one text.
     fn prepared(
         &self,
         row: Row<'_>,

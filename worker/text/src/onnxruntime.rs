@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pharos::error::InferError;
 use pharos_backend::Context;
-use pharos_worker::{GraphTensor, SharedSession};
+use pharos_worker::{GraphTensor, ReadOutput, SharedSession};
 
 use crate::graph::Graph;
 
@@ -35,7 +35,7 @@ impl Graph for SharedSession {
         length: usize,
         inputs: &[Vec<i64>],
         output: usize,
-        read: &mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>,
+        read: ReadOutput<'_>,
     ) -> Result<(), InferError> {
         SharedSession::run(self, [rows, length], inputs, output, read)
     }

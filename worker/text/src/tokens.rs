@@ -11,6 +11,7 @@ use pharos::error::InferError;
 use pharos_backend::load_error;
 use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use tokenizers::models::ModelWrapper;
 use tokenizers::utils::truncation::{TruncationStrategy, truncate_encodings};
 use tokenizers::{
     Decoder as _, EncodeInput, Encoding, Tokenizer, TruncationDirection, TruncationParams,
@@ -148,6 +149,11 @@ impl Texts {
         let pair = item.pair.map(|pair| self.encode_input(pair.into(), false)).transpose()?;
         let texts = text.len() + pair.as_ref().map_or(0, Encoding::len);
         let special = length.saturating_sub(texts);
+        if special > most {
+            return Err(format!(
+                "at most {most} tokens are wanted, and {special} of them are those that the model adds"
+            ));
+        }
         let parameters = TruncationParams {
             max_length: most.saturating_sub(special),
             strategy: TruncationStrategy::LongestFirst,
@@ -189,6 +195,18 @@ impl Texts {
     /// Returns the text of a token, as its vocabulary has it.
     pub(crate) fn token(&self, id: u32) -> String {
         self.tokenizer.id_to_token(id).unwrap_or_default()
+    }
+
+    /// Returns the number of the token for what the vocabulary does not have.
+    pub(crate) fn unknown(&self) -> Option<u32> {
+        let token = match self.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::WordLevel(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::BPE(model) => model.unk_token.as_deref(),
+            // Its token for this is a number, which the library keeps to itself.
+            ModelWrapper::Unigram(_) => None,
+        };
+        self.id(token?)
     }
 
     /// Returns the number of a token of the vocabulary.

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos_backend::{Context, load_error, run_error};
 use pharos_text::graph::Graph;
-use pharos_worker::GraphTensor;
+use pharos_worker::{GraphTensor, ReadOutput};
 use tract_onnx::prelude::{DatumType, TValue, TVec, Tensor, TractResult};
 use tract_onnx::tract_hir::infer::Factoid;
 
@@ -91,7 +91,7 @@ impl Graph for TractGraph {
         length: usize,
         inputs: &[Vec<i64>],
         output: usize,
-        read: &mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>,
+        read: ReadOutput<'_>,
     ) -> Result<(), InferError> {
         let failed = |error| run_error(format!("tract: {error:#}"));
         let shape = [rows, length];

@@ -237,8 +237,8 @@ fn only<'a>(inputs: ModelInputs<'a>, member: &str) -> Result<&'a TensorMetadata,
     })
 }
 
-/// Adds the dimension of the elements of a row that are the element itself, if rows of the input have
-/// one element.
+/// Adds the last dimension to a tensor whose rows are elements, if each row of the input has one
+/// element.
 fn with_element(input: &TensorMetadata, mut tensor: Tensor) -> Tensor {
     if tensor.shape.len() == 1 && matches!(input.shape.as_slice(), [_, 1]) {
         tensor.shape.push(1);

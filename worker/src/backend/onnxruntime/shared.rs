@@ -27,6 +27,9 @@ pub struct GraphTensor {
     pub rank: Option<usize>,
 }
 
+/// Reads an output: its shape, and its numbers in row-major order.
+pub type ReadOutput<'a> = &'a mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>;
+
 /// A graph whose inputs are integers.
 pub struct SharedSession {
     session: Session,
@@ -103,7 +106,7 @@ impl SharedSession {
         shape: [usize; 2],
         inputs: &[Vec<i64>],
         output: usize,
-        read: &mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>,
+        read: ReadOutput<'_>,
     ) -> Result<(), InferError> {
         let failed = |error: ort::Error| run_error(format!("onnx runtime error: {error}"));
         let narrow: Vec<Vec<i32>> = inputs
@@ -190,10 +193,7 @@ fn is_narrow(input: &Outlet) -> Result<bool, String> {
 }
 
 /// Calls a function with the shape and the numbers of a value.
-fn read_numbers(
-    value: &DynValue,
-    read: &mut dyn FnMut(&[usize], &[f32]) -> Result<(), InferError>,
-) -> Result<(), InferError> {
+fn read_numbers(value: &DynValue, read: ReadOutput<'_>) -> Result<(), InferError> {
     let sizes = |shape: &[i64]| -> Vec<usize> {
         shape.iter().map(|size| usize::try_from(*size).unwrap_or(0)).collect()
     };
