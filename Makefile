@@ -1,8 +1,8 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp tract onnx-engine serve speech text text-ensemble cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-benchmark-clients smoke \
-  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
+.PHONY: help llamacpp tract onnx-engine serve speech text text-ensemble cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-transformers test-benchmark-clients smoke \
+  soak lint bench bench-peers bench-text bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
 # Scripts have the same defaults, and get other values by the environment.
@@ -138,6 +138,11 @@ test-vllm: test-workers python-worker $(VENV)/ready ## the tests of the backend 
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
 	PHAROS_VLLM_PYTHON=$(abspath $(TARGET))/venv-vllm/bin/python $(SERVER) $(CLIENT_TESTS) -q tests/python/backends/test_vllm.py tests/python/backends/test_vllm_images.py tests/python/backends/test_vllm_audio.py
 
+test-transformers: text test-workers python-worker $(VENV)/ready ## small models that the installed transformers makes (six gigabytes), in place of recorded ones
+	.ci/venv $(TARGET)/venv-text -r tests/text/requirements.txt
+	rm -rf $(TARGET)/text-models && $(TARGET)/venv-text/bin/python tests/text/make.py $(TARGET)/text-models
+	PHAROS_TRANSFORMERS=$(abspath $(TARGET))/text-models $(SERVER) $(CLIENT_TESTS) -q tests/python/backends/test_transformers.py
+
 test-benchmark-clients: test-workers python-worker llamacpp $(VENV)/ready ## the benchmark clients of vLLM and aiperf (eight gigabytes) with a small GGUF model
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl
 	.ci/venv $(TARGET)/venv-aiperf aiperf==0.13.0
@@ -174,6 +179,11 @@ bench: build ## this server, a bare echo server with the same payload, and Trito
 bench-peers: build python-worker ## this server beside LitServe, mosec, MLServer, FastAPI and Triton
 	tests/bench_peers/environments $(TARGET)/venv-peers
 	$(TARGET)/venv-peers/bin/python tests/bench_peers/run.py --server $(TARGET)/release/pharos --to $(TARGET)/bench-peers $(BENCH_FLAGS)
+
+bench-text: text $(VENV)/ready ## texts per second of a model that makes embeddings, beside the tokenizer and ONNX Runtime in a loop (six gigabytes)
+	.ci/venv $(TARGET)/venv-text -r tests/text/requirements.txt
+	test -d $(TARGET)/minilm || $(TARGET)/venv-text/bin/python tests/bench_text/make.py $(TARGET)/minilm
+	$(VENV)/bin/python tests/bench_text/run.py --server $(TARGET)/release/pharos --model $(TARGET)/minilm $(BENCH_FLAGS)
 
 bench-many-models: build python-worker $(VENV)/ready ## a server with a hundred and a thousand models
 	$(SERVER) $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)

@@ -19,16 +19,19 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::statsd::{self, Update};
 use pharos::metrics::text_lines::prometheus_name;
+use pharos::model::text_files::{TextFiles, TextModel};
 use pharos::model::{Completion, Draft};
 use pharos::repository::{Override, Stamp, VersionFingerprint};
 use pharos::shm::SharedMemory;
 use pharos::trace::read::{Traces, read};
 use pharos::trace::{chrome, summary};
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
+use pharos_openai::classes::ClassifyRequest;
 use pharos_openai::embeddings::EmbeddingRequest;
 use pharos_openai::reasoning::{ReasoningDelta, ReasoningParser};
 use pharos_openai::scores::{RerankRequest, ScoreRequest};
 use pharos_openai::stop::{Stop, StopScanner};
+use pharos_openai::tei;
 use pharos_openai::template::{CHATML, ChatTemplate, CivilTime, TemplateSource};
 use pharos_openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use pharos_openai::tools::{ToolDelta, ToolParser};
@@ -87,6 +90,13 @@ pub(crate) fn openai(data: &[u8]) {
         ScoreRequest::parse(data).err(),
         TokenizeRequest::parse(data).err(),
         DetokenizeRequest::parse(data).err(),
+        ClassifyRequest::parse(data).err(),
+        tei::EmbedRequest::parse(data).err(),
+        tei::RerankRequest::parse(data).err(),
+        tei::PredictRequest::parse(data).err(),
+        tei::SimilarityRequest::parse(data).err(),
+        tei::TokenizeRequest::parse(data).err(),
+        tei::DecodeRequest::parse(data).err(),
     ];
     for error in errors.into_iter().flatten() {
         assert!((400..500).contains(&error.status), "{error:?}");
@@ -363,12 +373,38 @@ pub(crate) fn ring(data: &[u8]) {
 pub(crate) fn config(data: &[u8]) {
     // What the server reads of a language model's file.
     let _ = pharos::model::gguf::metadata(data);
+    text_files(data);
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
     assert!(Draft::decode(&draft.encode()).is_ok());
     let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
     if let Ok(config) = draft.complete(&completion) {
         assert!(config.to_json().starts_with('{'));
+    }
+}
+
+/// The files of a text model: reading them never panics. A zero byte separates the contents of
+/// files; the first ones are those that decide most.
+fn text_files(data: &[u8]) {
+    const NAMES: [&str; 7] = [
+        "config.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "tokenizer_config.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "special_tokens_map.json",
+    ];
+    let mut files = TextFiles::default();
+    files.names =
+        ["tokenizer.json", "onnx/model.onnx", "onnx/model_int8.onnx"].map(str::to_owned).to_vec();
+    for (name, content) in NAMES.into_iter().zip(data.split(|byte| *byte == 0)) {
+        assert!(TextFiles::is_read(name));
+        files.names.push(name.to_owned());
+        files.contents.insert(name.to_owned(), String::from_utf8_lossy(content).into_owned());
+    }
+    if let Ok(model) = TextModel::of(&files, "", &|_| None) {
+        assert!(model.max_tokens > 0 && files.names.contains(&model.graph));
     }
 }
 

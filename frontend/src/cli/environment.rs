@@ -28,7 +28,7 @@ const OWN: &str = "PHAROS_";
 
 /// Variables that other programs of this project read, such as workers, tests, Compose files and
 /// configurations of other programs.
-const OTHERS: [&str; 37] = [
+const OTHERS: [&str; 38] = [
     "PHAROS_AIPERF_PYTHON",
     "PHAROS_AZURITE",
     "PHAROS_BACKEND_LIBRARY",
@@ -65,6 +65,7 @@ const OTHERS: [&str; 37] = [
     "PHAROS_TORCHSERVE",
     "PHAROS_TORCHSERVE_BACKGROUND",
     "PHAROS_TORCHSERVE_HOME",
+    "PHAROS_TRANSFORMERS",
     "PHAROS_VLLM_PYTHON",
 ];
 

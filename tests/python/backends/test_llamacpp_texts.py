@@ -168,7 +168,7 @@ def test_scores_of_pairs(server):
 
 def test_a_task_that_the_model_does_not_have(server, client):
     """The error says what the model is for."""
-    for model, part in [("tiny", "makes no embeddings or scores"), ("score", "makes scores of pairs of texts")]:
+    for model, part in [("tiny", "makes no embeddings, scores or classes"), ("score", "makes scores of pairs of texts")]:
         with pytest.raises(openai.BadRequestError, match=part):
             client.embeddings.create(model=model, input="one")
     with pytest.raises(openai.BadRequestError, match="does not generate text"):

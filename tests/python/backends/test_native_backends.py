@@ -508,7 +508,7 @@ NO_BACKENDS = {
     "undefined": (UNDEFINED, "cannot be loaded: undefined symbol: not_there"),
     "foreign": (None, "was built for aarch64, this server runs on x86-64"),
     "cut": (None, "is truncated: it has 1000 bytes, expected at least "),
-    "text": (None, "is not a shared library (not an ELF file)"),
+    "words": (None, "is not a shared library (not an ELF file)"),
 }
 """Files that are not backends, and the ends of the error texts about them."""
 
@@ -517,7 +517,7 @@ def test_libraries_that_are_no_backends(tmp_path, library):
     """Each model is unavailable, and the error text names the file and the reason."""
     whole = library.read_bytes()
     machine = {b"\x3e\x00": b"\xb7\x00", b"\xb7\x00": b"\x3e\x00"}[whole[18:20]]
-    contents = {"foreign": whole[:18] + machine + whole[20:], "cut": whole[:1000], "text": b"a library\n" * 10}
+    contents = {"foreign": whole[:18] + machine + whole[20:], "cut": whole[:1000], "words": b"a library\n" * 10}
     for name, (source, _) in NO_BACKENDS.items():
         write(tmp_path / "models", name, config_of(backend=name))
         target = place(tmp_path / "backends", name)

@@ -1106,7 +1106,7 @@ def test_a_token_without_a_vector(server, models):
             wrong = pool.submit(post, server, "/v1/embeddings", model="short_table", input="the absent has arrived")
             until_received(server, "short_table", before + 9)
         assert wrong.result()[0] >= 400
-            assert [one.result()[0] for one in right] == [200] * 8
+        assert [one.result()[0] for one in right] == [200] * 8
 
 
 def test_text_models_in_a_batch_with_an_invalid_request(server, models):

@@ -117,8 +117,8 @@ def reload(server, definition, times: int):
     """Changes the definition and makes the server reload it, this many times."""
     text = definition.read_text()
     for at in range(times):
-        extra = f"model_metrics:\n  counter:\n    - {{name: Extra{at}, unit: Count}}"
-        definition.write_text(text.replace("model_metrics:\n  counter: []", extra))
+        head, counters, rest = text.rpartition("  counter:\n")
+        definition.write_text(f"{head}{counters}    - {{name: Extra{at}, unit: Count}}\n{rest}")
         before = reloads(server)
         server.process.send_signal(signal.SIGHUP)
         eventually("the definition is reloaded", lambda before=before: reloads(server) > before)

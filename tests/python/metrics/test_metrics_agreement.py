@@ -159,9 +159,9 @@ def agree(start, tmp_path, collector):
     emitter(models, "emit", metrics="counter Orders Count shop", samples=3)
     definition = tmp_path / "metrics.yaml"
     shipped, orders = (ROOT / "metrics.yaml").read_text(), "    - {name: Orders, unit: Count, dimensions: [shop, ModelName]}\n"
-    assert "  counter: []\n  gauge:\n    - name: HandlerTime" in shipped
-    head, _, tail = shipped.rpartition("  counter: []\n")
-    definition.write_text(f"{head}{tail}  counter:\n{orders}")
+    head, counters, tail = shipped.rpartition("  counter:\n")
+    assert "  gauge:\n    - name: HandlerTime" in tail
+    definition.write_text(f"{head}{counters}{orders}{tail}")
     # The requests that are queued for a crashing model wait for its restarts, whose pauses would otherwise double up to 30 s.
     flags = ["--worker-max-backoff-secs=1", f"--metrics-config={definition}"]
     server = start([], *flags, f"--otlp-metrics-endpoint=http://127.0.0.1:{collector.port}", repository=models)

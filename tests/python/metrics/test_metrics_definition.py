@@ -113,7 +113,8 @@ def test_the_built_in_definition_can_be_edited(start, tmp_path):
     printed = run("metrics", "default")
     assert (printed.returncode, printed.stdout, printed.stderr) == (0, SHIPPED.read_text(), "")
     file = tmp_path / "metrics.yaml"
-    file.write_text(printed.stdout.replace("model_metrics:\n  counter: []\n", "model_metrics:\n  counter: [{name: mine, unit: Count}]\n"))
+    head, counters, rest = printed.stdout.rpartition("  counter:\n")
+    file.write_text(f"{head}{counters}    - {{name: mine, unit: Count}}\n{rest}")
     assert run("metrics", "check", file).returncode == 0
     server = start([MODEL], f"--metrics-config={file}")
     assert total(server.scrape(), "pharos_build_info") == 1

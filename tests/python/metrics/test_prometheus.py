@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 
 from ensembles.ensemble_tables import Ensemble, chain
-from harness import prometheus
+from harness import prometheus, text_models
 from harness.dashboards import DASHBOARDS, expressions, filled, load, panels
 from harness.inference import one, simple
 from harness.models import copy_models, write
@@ -50,6 +50,7 @@ NO_DATA = {
     r"pharos_on_demand_\w+": "no model is loaded on demand",
     r"pharos_model_load_progress_ratio": "no model loads",
     r"pharos_llm_(running_requests|waiting_requests|kv_cache_usage_ratio|kv_cache_tokens|adapter_requests|adapter_slots)": "no engine of language models runs",
+    r"pharos_text_\w+": "the backend of text models is not built: make text",
     r"pharos_otlp_\w+": "nothing is pushed to a collector",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
@@ -269,6 +270,9 @@ class Load:
     def tokens(self):
         body = {"model": "words", "prompt": "one two three", "stream": True, "vllm_xargs": {"delay_ms": 1}}
         self.server.ask("POST", "/v1/completions", json.dumps(body))
+        # Two lengths, which are computed together; the longer one is cut off.
+        body = {"model": "vectors", "inputs": ["a b c d", "a " * 100], "truncate": True}
+        self.server.ask("POST", "/embed", json.dumps(body))
 
     def full(self):
         self.server.infer("queue_limit", one("FP32", [1, 1], [1]))
@@ -290,6 +294,8 @@ def scraped(tmp_path_factory):
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
     write(models, "sums", stateful_model("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
     write(models, "stream", iterative_models.MODELS["stream"])
+    if text_models.PROGRAM.is_file():
+        text_models.TextModel(models / "vectors/1").sentence_transformer()
     limited = Ensemble("limited", ("  max_inflight_requests: 4\n", *chain("identity_fp32")))
     write(models, limited.name, limited.configuration())
     cached = models / "identity_fp32" / "config.pbtxt"

@@ -115,7 +115,8 @@ class Walk:
         """Sends every path with every method that it does not support."""
         rows, exact = LISTENERS[listener], listener in ("http", "metrics", "vertex_ai")
         known = {(row.method, row.path) for row in rows}
-        for row in {row.path: row for row in rows if ">" not in row.path}.values():
+        # Of several rows of a path, the first one is for the methods that it does not support.
+        for row in {row.path: row for row in reversed(rows) if ">" not in row.path}.values():
             outcome = self.outcomes[row.kind, credential]
             for method in METHODS:
                 if (method, row.path) in known or (method == "HEAD" and ("GET", row.path) in known):
