@@ -395,9 +395,9 @@ fn text_files(data: &[u8]) {
         "sentence_bert_config.json",
         "special_tokens_map.json",
     ];
-    let mut files = TextFiles::default();
-    files.names =
-        ["tokenizer.json", "onnx/model.onnx", "onnx/model_int8.onnx"].map(str::to_owned).to_vec();
+    let graphs = ["tokenizer.json", "onnx/model.onnx", "onnx/model_int8.onnx"];
+    let names = graphs.map(str::to_owned).to_vec();
+    let mut files = TextFiles { names, ..TextFiles::default() };
     for (name, content) in NAMES.into_iter().zip(data.split(|byte| *byte == 0)) {
         assert!(TextFiles::is_read(name));
         files.names.push(name.to_owned());
