@@ -83,7 +83,7 @@ const SCORE_INPUTS: [Row; 3] =
     [(TEXT, DataType::Bytes, 1), (TEXT_PAIR, DataType::Bytes, 1), (TRUNCATE, DataType::Int32, 1)];
 const SCORE_OUTPUTS: [Row; 2] = [(SCORE, DataType::Fp32, 1), (TEXT_OUTPUT, DataType::Bytes, -1)];
 
-/// Inputs of the backend of text models in addition to those of the task.
+/// More inputs of a task, which only the backend of text models has.
 const PROMPT_INPUTS: [Row; 1] = [(PROMPT_NAME, DataType::Bytes, 1)];
 const RAW_INPUTS: [Row; 1] = [(RAW_SCORES, DataType::Bool, 1)];
 const CLASSIFY_OUTPUTS: [Row; 3] = [
@@ -191,12 +191,18 @@ pub(super) fn fill_of_files(config: &mut proto::ModelConfig, model: &TextModel) 
                     Some(SchedulingChoice::DynamicBatching(Default::default()));
             }
         }
-        let (inputs, outputs): (&[&[Row]], &[Row]) = match model.task {
-            PoolingTask::Embed => (&[&EMBED_INPUTS, &PROMPT_INPUTS], &EMBED_OUTPUTS),
-            PoolingTask::Score => (&[&SCORE_INPUTS, &RAW_INPUTS], &SCORE_OUTPUTS),
-            PoolingTask::Classify => (&[&SCORE_INPUTS, &RAW_INPUTS], &CLASSIFY_OUTPUTS),
-            PoolingTask::ClassifyTokens => (&[&ENTITY_INPUTS], &ENTITY_OUTPUTS),
-            PoolingTask::FillMask => (&[&MASK_INPUTS], &MASK_OUTPUTS),
+        let inputs: &[&[Row]] = match model.task {
+            PoolingTask::Embed => &[&EMBED_INPUTS, &PROMPT_INPUTS],
+            PoolingTask::Score | PoolingTask::Classify => &[&SCORE_INPUTS, &RAW_INPUTS],
+            PoolingTask::ClassifyTokens => &[&ENTITY_INPUTS],
+            PoolingTask::FillMask => &[&MASK_INPUTS],
+        };
+        let outputs: &[Row] = match model.task {
+            PoolingTask::Embed => &EMBED_OUTPUTS,
+            PoolingTask::Score => &SCORE_OUTPUTS,
+            PoolingTask::Classify => &CLASSIFY_OUTPUTS,
+            PoolingTask::ClassifyTokens => &ENTITY_OUTPUTS,
+            PoolingTask::FillMask => &MASK_OUTPUTS,
         };
         fill_tensors(config, inputs, outputs);
         // Texts of a batch have different numbers of tokens.
@@ -205,8 +211,8 @@ pub(super) fn fill_of_files(config: &mut proto::ModelConfig, model: &TextModel) 
     if config.default_model_filename.is_empty() {
         config.default_model_filename.clone_from(&model.graph);
     }
-    // Those that the engine computes, or among which it finds texts of similar lengths. Others wait in
-    // the server's queue.
+    // The engine finds texts of similar lengths among so many requests. Further requests wait in the
+    // server's queue.
     set(config, ModelConfig::MAX_OPEN_REQUESTS, DEFAULT_ROWS.to_string());
     set(config, TASK, model.task.name().to_owned());
     set(config, CONTEXT_LENGTH, model.max_tokens.to_string());

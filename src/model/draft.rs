@@ -117,7 +117,7 @@ impl Draft {
     }
 
     /// Returns whether the backend of text models serves the model: its configuration says so, or it
-    /// names no backend and no tensors, and the files are those of a text model.
+    /// names no backend and no inputs, and the files are a text model.
     fn is_text_model(&self, names: &[String]) -> bool {
         let proto::ModelConfig { backend, platform, input, .. } = &self.proto;
         match backend.as_str() {

@@ -30,7 +30,7 @@ pub const TRUNCATE: &str = "truncate_prompt_tokens";
 pub const NORMALIZE: &str = "normalize";
 /// The optional input with the name of the text that is put before the text.
 pub const PROMPT_NAME: &str = "prompt_name";
-/// The optional input that says whether scores are those of the graph, without a sigmoid (BOOL).
+/// The optional input that says whether scores are the numbers of the graph, without a sigmoid (BOOL).
 pub const RAW_SCORES: &str = "raw_scores";
 /// The optional input with the number of predictions for each mask (INT32).
 pub const TOP_K: &str = "top_k";

@@ -182,7 +182,9 @@ impl TextFiles {
 
     /// Returns whether the files are a text model, from the names in a version's directory.
     pub fn are_in<'f>(files: impl IntoIterator<Item = &'f str>) -> bool {
-        let (mut has_config, mut has_tokenizer, mut has_graph) = (false, false, false);
+        let mut has_config = false;
+        let mut has_tokenizer = false;
+        let mut has_graph = false;
         for file in files {
             has_config |= file == CONFIG;
             has_tokenizer |= file == TOKENIZER;
@@ -194,7 +196,7 @@ impl TextFiles {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// Those of the directory, or there are too many files.
+    /// A file or directory cannot be read, or there are too many files.
     pub fn gather(directory: &impl TextDirectory) -> Result<Self, String> {
         let mut found = Self::default();
         for (name, is_directory) in directory.entries("")? {
@@ -235,8 +237,8 @@ impl TextFiles {
 }
 
 impl TextModel {
-    /// Reads a model. `parameters` are those of its configuration, and `graph` the path of its graph
-    /// if the configuration has it (`default_model_filename`).
+    /// Reads a model. `parameters` finds a parameter of its configuration, and `graph` is the path of
+    /// its graph if the configuration has it (`default_model_filename`), else empty.
     ///
     /// # Errors
     /// A file is missing or contradicts itself, or it allows several tasks: the text says what is
@@ -411,7 +413,7 @@ fn task(
     }
 }
 
-/// Returns the labels of the classes: those of the parameter, or of the configuration.
+/// Returns the labels of the classes, from the parameter or else from the file of the model.
 fn labels(config: &Value, parameters: Parameters<'_>) -> Result<Vec<String>, String> {
     if let Some(list) = parameters(LABELS) {
         return serde_json::from_str(&list)

@@ -193,7 +193,8 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
     }
 
     /// Adds the handler of POST of another edge that shares the port to a path, which this table may
-    /// have with another method and one route for all requests. `route` is the route of POST.
+    /// have with another method and one route for all requests. `route` is the route of POST. Any other
+    /// declaration of the path conflicts: see [`Builder::build`].
     #[must_use]
     pub fn include_post<U>(
         mut self,
@@ -206,14 +207,16 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
         U: Clone + Send + Sync + 'static,
     {
         let methods = Methods::post(handler).with(&state);
-        let Some((_, shared)) = self.declared.iter_mut().find(|(known, _)| known == path) else {
-            return self.route(path, route, methods);
-        };
-        if let RouteOf::Fixed(others) = shared.route {
+        let declared = self.declared.iter_mut().find(|(known, _)| known == path);
+        if let Some((_, shared)) = declared
+            && let RouteOf::Fixed(others) = shared.route
+            && shared.methods.post.is_none()
+        {
             shared.route = RouteOf::Methods { post: route, others };
             shared.methods.post = methods.post;
+            return self;
         }
-        self
+        self.route(path, route, methods)
     }
 
     /// Builds the table with the policy of its port.

@@ -173,12 +173,12 @@ impl Received {
         finish_failed(self.call, &self.id, failure)
     }
 
-    /// Ends the request with its failure, in another form than that of OpenAI.
+    /// Ends the request with its failure, with the status and the JSON of another API than OpenAI's.
     pub(crate) fn fail_as(self, failure: &Failure, status: StatusCode, body: Vec<u8>) -> Response {
-        let mut response = self.fail(failure);
+        let mut response = failure.response();
         *response.status_mut() = status;
         *response.body_mut() = body.into();
-        response
+        finish_failed_with(self.call, &self.id, failure, response)
     }
 
     /// Ends the request with its JSON, or with its failure.
@@ -324,8 +324,17 @@ fn reset_text(time: Duration) -> String {
 
 /// Ends a failed request.
 pub(crate) fn finish_failed(call: Call, id: &RequestId, failure: &Failure) -> Response {
+    finish_failed_with(call, id, failure, failure.response())
+}
+
+/// Ends a failed request with this response, whose status is counted and logged.
+fn finish_failed_with(
+    call: Call,
+    id: &RequestId,
+    failure: &Failure,
+    mut response: Response,
+) -> Response {
     call.has_failed(&failure.to_infer_error());
-    let mut response = failure.response();
     id.add_to(&mut response);
     add_budget(&call, &mut response);
     call.finish(response, Some(failure.reason))

@@ -84,8 +84,8 @@ pub(crate) struct PoolingOptions {
     pub(crate) add_special_tokens: Option<bool>,
     /// The number of elements of a vector.
     pub(crate) dimensions: Option<usize>,
-    /// Whether scores are those of the graph, without the function that makes probabilities; `None`
-    /// for the default of the model.
+    /// Whether scores are the numbers of the graph, without the function that makes probabilities;
+    /// `None` for the default of the model.
     pub(crate) raw_scores: Option<bool>,
     /// The predictions for each mask.
     pub(crate) top_k: Option<i32>,

@@ -105,10 +105,10 @@ where
     router.include_post("/", Route::Embeddings, whole(tei::root), edge)
 }
 
-/// Answers a request for documents in the order of their relevance: vLLM's form, or that of
+/// Answers a request for documents in the order of their relevance, in the form of vLLM or of
 /// text-embeddings-inference.
 async fn rerank(received: Received) -> Response {
-    match tei::has_member(&received, "texts") {
+    match tei::Form::of(&received).await.has_texts {
         true => tei::rerank(received).await,
         false => scores::rerank(received).await,
     }
@@ -116,7 +116,7 @@ async fn rerank(received: Received) -> Response {
 
 /// Answers a request for the tokens of a text, in one of the same two forms.
 async fn tokenize(received: Received) -> Response {
-    match tei::has_member(&received, "inputs") {
+    match tei::Form::of(&received).await.has_inputs {
         true => tei::tokenize(received).await,
         false => tokenize::tokenize(received).await,
     }

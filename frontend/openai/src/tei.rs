@@ -8,7 +8,6 @@
 
 use axum::response::Response;
 use http::StatusCode;
-use pharos::model::ModelConfig;
 use pharos::model::generation::context_length;
 use pharos::model::pooling::PoolingTask;
 use serde::Serialize;
@@ -98,7 +97,7 @@ pub struct RerankRequest {
     query: String,
     texts: Vec<String>,
     returns_texts: bool,
-    /// Whether scores are those of the graph.
+    /// Whether scores are the numbers of the graph, without a sigmoid.
     raw_scores: bool,
     common: Common,
 }
@@ -283,10 +282,34 @@ impl DecodeRequest {
     }
 }
 
-/// Returns whether the body of a request has this member, which only this API has. A body that is no
-/// JSON object has none.
-pub(crate) fn has_member(received: &Received, name: &str) -> bool {
-    Fields::of_body(&received.body).is_ok_and(|mut fields| fields.take(name).is_some())
+/// The members of a body that decide which API or which task a request is for. A body that is no JSON
+/// object has none of them.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Form {
+    pub(crate) has_texts: bool,
+    pub(crate) has_inputs: bool,
+    has_query: bool,
+    has_object_of_inputs: bool,
+    model: Option<String>,
+}
+
+impl Form {
+    /// Reads the form of a request, on another thread if its body is long.
+    pub(crate) async fn of(received: &Received) -> Self {
+        received.parse(Self::parse).await.unwrap_or_default()
+    }
+
+    fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of_body(body)?;
+        let inputs = fields.take("inputs");
+        Ok(Self {
+            has_texts: fields.take("texts").is_some(),
+            has_inputs: inputs.is_some(),
+            has_query: fields.take("query").is_some(),
+            has_object_of_inputs: inputs.is_some_and(|inputs| inputs.get().starts_with('{')),
+            model: fields.text("model", MAX_MODEL_BYTES).unwrap_or_default(),
+        })
+    }
 }
 
 /// Answers a request of `POST /embed`.
@@ -342,41 +365,40 @@ pub(crate) async fn refuse(received: Received) -> Response {
 
 /// Answers a request of `POST /`: what the form of the request and the model are for.
 pub(crate) async fn root(received: Received) -> Response {
-    if has_member(&received, "query") {
+    let form = Form::of(&received).await;
+    if form.has_query {
         return rerank(received).await;
     }
-    let is_object = Fields::of_body(&received.body).is_ok_and(|mut fields| {
-        fields.take("inputs").is_some_and(|inputs| inputs.get().starts_with('{'))
-    });
-    if is_object {
+    if form.has_object_of_inputs {
         return similarity(received).await;
     }
-    let named = Fields::of_body(&received.body)
-        .and_then(|mut fields| fields.text("model", MAX_MODEL_BYTES))
-        .unwrap_or_default();
-    match only(&received, named.as_deref(), "read texts", |_| true).await {
-        Ok((_, PoolingTask::Embed)) | Err(_) => embed(received).await,
-        Ok(_) => predict(received).await,
+    match task_of(&received, form.model).await {
+        Ok(None | Some(PoolingTask::Embed)) | Err(_) => embed(received).await,
+        Ok(Some(_)) => predict(received).await,
     }
 }
 
-/// Returns the name of the model that a request means and its task: the one that it names, or the
-/// only one that a condition accepts.
+/// Returns the task of the model that a request names, or of the server's only text model; `None` for
+/// a model that reads no texts.
+async fn task_of(
+    received: &Received,
+    named: Option<String>,
+) -> Result<Option<PoolingTask>, Failure> {
+    let name = match named {
+        Some(name) => name,
+        None => only(received, "read texts", |_| true).await?,
+    };
+    Ok(PoolingTask::of(&*received.edge.service.model_config(&name, "")?))
+}
+
+/// Returns the name of the server's only model whose task a condition accepts.
 async fn only(
     received: &Received,
-    named: Option<&str>,
     ability: &str,
     accepts: impl Fn(PoolingTask) -> bool,
-) -> Result<(String, PoolingTask), Failure> {
+) -> Result<String, Failure> {
     let service = &*received.edge.service;
-    if let Some(name) = named {
-        let task = PoolingTask::of(&*service.model_config(name, "")?);
-        return Ok((name.to_owned(), task.unwrap_or(PoolingTask::Embed)));
-    }
-    let task = |config: &ModelConfig| PoolingTask::of(config);
-    let name = only_model(service, ability, |config| task(config).is_some_and(&accepts)).await?;
-    let task = PoolingTask::of(&*service.model_config(&name, "")?);
-    Ok((name, task.unwrap_or(PoolingTask::Embed)))
+    only_model(service, ability, |config| PoolingTask::of(config).is_some_and(&accepts)).await
 }
 
 /// Returns the model of a request, loaded.
@@ -386,10 +408,10 @@ async fn model_of(
     ability: &str,
     accepts: impl Fn(PoolingTask) -> bool,
 ) -> Result<PoolingModel, Failure> {
-    // A model that is not loaded yet has no task to choose it by.
+    // A named model may not be loaded yet, and then has no task to choose it by.
     let name = match named {
         Some(name) => name.to_owned(),
-        None => only(received, None, ability, accepts).await?.0,
+        None => only(received, ability, accepts).await?,
     };
     let options = RequestOptions { model: Some(name), ..RequestOptions::default() };
     let name = received.enter_model(&options).await?;
@@ -486,12 +508,12 @@ async fn predictions(received: &mut Received) -> Result<Vec<u8>, Failure> {
     let pooled = model.run(edge, call, &items, options).await?;
     call.set_times(&pooled.timeline);
     let classes = pooled.values.iter().map(|scores| {
-        let mut all: Vec<Prediction<'_>> = (0..)
-            .zip(scores)
-            .map(|(at, score): (usize, _)| Prediction {
-                score: *score,
-                label: labels.get(at).map_or("", String::as_str),
-            })
+        // A class without a label has an empty one.
+        let labels = labels.iter().map(String::as_str).chain(std::iter::repeat(""));
+        let mut all: Vec<Prediction<'_>> = scores
+            .iter()
+            .zip(labels)
+            .map(|(score, label)| Prediction { score: *score, label })
             .collect();
         all.sort_by(|one, other| other.score.total_cmp(&one.score));
         all.truncate(most.unwrap_or(usize::MAX));
@@ -680,6 +702,17 @@ mod tests {
         assert_eq!((pooling.normalize, pooling.truncate), (Some(true), Some(-1)));
         let error = EmbedRequest::parse(br#"{"inputs":"a","truncation_direction":"Left"}"#);
         assert_eq!(error.unwrap_err().param.as_deref(), Some("truncation_direction"));
+    }
+
+    #[test]
+    fn forms_of_requests() {
+        let form = Form::parse(br#"{"query":"q","texts":["a"],"model":"m"}"#).unwrap();
+        assert!(form.has_texts && form.has_query && !form.has_inputs);
+        assert_eq!(form.model.as_deref(), Some("m"));
+        let form = Form::parse(br#"{"inputs":{"source_sentence":"s"},"model":5}"#).unwrap();
+        assert!(form.has_inputs && form.has_object_of_inputs && form.model.is_none());
+        assert!(!Form::parse(br#"{"inputs":["{"]}"#).unwrap().has_object_of_inputs);
+        assert!(Form::parse(b"[]").is_err());
     }
 
     #[test]

@@ -782,7 +782,10 @@ def test_pairs_of_models_for_single_texts(server):
     ],
 )
 def test_errors_of_text_embeddings_inference(server, path, body, status):
+    """The metrics count the status that the client gets."""
+    counted = total(server.scrape(), "pharos_requests_total", code=str(status))
     got, answer = post(server, path, model="embed", **body)
+    assert total(server.scrape(), "pharos_requests_total", code=str(status)) == counted + 1
     assert (got, answer["error_type"]) == (status, "Validation"), answer
     assert answer["error"] and set(answer) == {"error", "error_type"}
 

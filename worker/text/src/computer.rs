@@ -172,7 +172,7 @@ fn chosen_output(model: &TextModel, outputs: &[GraphTensor]) -> Result<(usize, b
     }
 }
 
-/// Returns the numbers of an input of the graph: those of each row, padded.
+/// Returns the numbers of an input of the graph, for all texts, padded to this length.
 fn fed(feed: Feed, texts: &[&Prepared], length: usize, first_position: usize) -> Vec<i64> {
     let mut numbers = Vec::with_capacity(texts.len() * length);
     for Prepared { tokens, .. } in texts {

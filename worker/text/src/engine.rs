@@ -15,7 +15,7 @@ use crate::computer::{Computer, Prepared};
 use crate::metrics::TextMetrics;
 use crate::results::{Places, RowResult, reply};
 
-/// The most texts among which those of similar lengths are found: the time grows with its square.
+/// The most texts that are compared to find similar lengths: the time grows with the square of it.
 const MAX_CANDIDATES: usize = 256;
 /// The fewest tokens that are divided among threads.
 const FEW_TOKENS: usize = 64;
@@ -238,7 +238,7 @@ impl Shared {
             }
         };
         progress.is_answered = true;
-        // An error here is that of a request that is over.
+        // A response fails if its request has ended already, or if there is no memory for it.
         match answer {
             Ok(reply) => {
                 if let Err(error) = request.responder.respond(reply, true) {

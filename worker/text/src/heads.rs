@@ -47,6 +47,22 @@ pub(crate) fn greatest(numbers: &[f32]) -> usize {
     found
 }
 
+/// Returns the positions of this many of the greatest numbers, the greatest first. Of equal numbers,
+/// the first one comes first.
+fn greatest_first(numbers: &[f32], count: usize) -> Vec<usize> {
+    let number = |at: usize| numbers.get(at).copied().unwrap_or(f32::NEG_INFINITY);
+    let order =
+        |one: &usize, other: &usize| number(*other).total_cmp(&number(*one)).then(one.cmp(other));
+    let mut found: Vec<usize> = (0..numbers.len()).collect();
+    if (1..found.len()).contains(&count) {
+        // A vocabulary has many tokens, of which few are wanted.
+        found.select_nth_unstable_by(count - 1, order);
+        found.truncate(count);
+    }
+    found.sort_unstable_by(order);
+    found
+}
+
 /// The most predictions of a text, each of which has the whole text.
 pub(crate) const MAX_PREDICTIONS: usize = 1024;
 
@@ -115,7 +131,10 @@ pub(crate) fn entities(
             // What the vocabulary does not have is shown as the text has it.
             match tokens.ids.get(token.at) {
                 Some(id) if Some(*id) != unknown => texts.token(*id),
-                _ => slice(text, place(token.at)).to_owned(),
+                _ => {
+                    let (start, end) = place(token.at);
+                    slice(text, start, end).to_owned()
+                }
             }
         });
         let words = words.collect();
@@ -132,7 +151,7 @@ pub(crate) fn entities(
 }
 
 /// Returns a part of a text, from a character to another one.
-fn slice(text: &str, (start, end): (usize, usize)) -> &str {
+fn slice(text: &str, start: usize, end: usize) -> &str {
     let at = |number: usize| text.char_indices().nth(number).map_or(text.len(), |(at, _)| at);
     text.get(at(start)..at(end)).unwrap_or_default()
 }
@@ -173,18 +192,15 @@ pub(crate) fn predictions(
         let own = logits.get(at * width..(at + 1) * width).unwrap_or_default();
         let mut scores = own.to_vec();
         softmax(&mut scores);
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        let score = |at: usize| scores.get(at).copied().unwrap_or(0.0);
-        order.sort_by(|one, other| score(*other).total_cmp(&score(*one)));
         let mut best = Vec::new();
-        for token in order.into_iter().take(count) {
+        for token in greatest_first(&scores, count) {
             let id = u32::try_from(token).unwrap_or(u32::MAX);
             let mut ids = tokens.ids.clone();
             if let Some(place) = ids.get_mut(at) {
                 *place = id;
             }
             best.push(Prediction {
-                score: score(token),
+                score: scores.get(token).copied().unwrap_or(0.0),
                 token: id,
                 token_str: texts.decode(&[id], false)?,
                 sequence: texts.decode(&ids, true)?,
@@ -221,7 +237,15 @@ mod tests {
 
     #[test]
     fn parts_of_texts_are_counted_in_characters() {
-        assert_eq!(slice("Größe 👩 x", (2, 7)), "öße 👩");
-        assert_eq!((slice("ab", (1, 9)), slice("ab", (2, 1))), ("b", ""));
+        assert_eq!(slice("Größe 👩 x", 2, 7), "öße 👩");
+        assert_eq!(slice("ab", 1, 9), "b");
+        assert_eq!(slice("ab", 2, 1), "");
+    }
+
+    #[test]
+    fn the_greatest_numbers_come_first() {
+        assert_eq!(greatest_first(&[1.0, 3.0, 2.0, 3.0, 0.0], 3), [1, 3, 2]);
+        assert_eq!(greatest_first(&[1.0, 3.0], 5), [1, 0]);
+        assert!(greatest_first(&[], 5).is_empty());
     }
 }

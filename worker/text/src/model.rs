@@ -47,7 +47,8 @@ pub(crate) fn create(
             "the parameter '{name}' is '{other}'; allowed are true and false"
         ))),
     };
-    let (accepts_tokens, auto_truncate) = (flag(ACCEPTS_TOKENS)?, flag(AUTO_TRUNCATE)?);
+    let accepts_tokens = flag(ACCEPTS_TOKENS)?;
+    let auto_truncate = flag(AUTO_TRUNCATE)?;
     let default = if context.on_gpu { DEFAULT_BATCH_TOKENS_ON_GPU } else { DEFAULT_BATCH_TOKENS };
     let batch_tokens = match parameter(MAX_BATCH_TOKENS) {
         None => default,

@@ -9,13 +9,13 @@ use pharos::model::text_files::TextModel;
 use pharos::tensor::{DataType, bytes_elements};
 use pharos_backend::{Batch, Input, run_error};
 
+use crate::heads::MAX_PREDICTIONS;
 use crate::tokens::{Item, Limit};
 
 /// The input that says whether the special tokens of the model are added.
 const ADD_SPECIAL_TOKENS: &str = "add_special_tokens";
-/// The predictions for each mask, unless a request says otherwise, and the most of them.
+/// The predictions for each mask, unless a request says otherwise.
 const DEFAULT_PREDICTIONS: i32 = 5;
-const MAX_PREDICTIONS: i32 = 1024;
 
 /// A row of a batch.
 #[derive(Clone, Debug)]
@@ -119,12 +119,15 @@ impl<'a> Rows<'a> {
                 ))
             })?),
         };
-        let predictions = integer(self.predictions).unwrap_or(DEFAULT_PREDICTIONS);
-        if !(1..=MAX_PREDICTIONS).contains(&predictions) {
-            return Err(InferError::invalid(format!(
-                "{TOP_K} is {predictions}; allowed are 1 to {MAX_PREDICTIONS}"
-            )));
-        }
+        let wanted = integer(self.predictions).unwrap_or(DEFAULT_PREDICTIONS);
+        let predictions = usize::try_from(wanted)
+            .ok()
+            .filter(|count| (1..=MAX_PREDICTIONS).contains(count))
+            .ok_or_else(|| {
+                InferError::invalid(format!(
+                    "{TOP_K} is {wanted}; allowed are 1 to {MAX_PREDICTIONS}"
+                ))
+            })?;
         Ok(Row {
             item: Item {
                 prompt: prompt.map_or("", String::as_str),
@@ -137,7 +140,7 @@ impl<'a> Rows<'a> {
             tokens: self.given_tokens(at),
             normalize: flag(self.normalize, model.normalize),
             raw_scores: flag(self.raw_scores, false),
-            predictions: usize::try_from(predictions).unwrap_or(1),
+            predictions,
         })
     }
 

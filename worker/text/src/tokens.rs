@@ -60,13 +60,13 @@ pub(crate) struct Tokens {
     pub(crate) types: Vec<u32>,
     /// 1 for a token that is not part of a text.
     pub(crate) special: Vec<u32>,
-    /// The first and the last but one character of each token.
+    /// The first character of each token, and the one after its last.
     pub(crate) offsets: Vec<(usize, usize)>,
     pub(crate) is_truncated: bool,
 }
 
 impl Texts {
-    /// Reads a tokenizer's file. `threads` are those of a batch.
+    /// Reads a tokenizer's file. The texts of a batch are tokenised on this many threads.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -151,7 +151,7 @@ impl Texts {
         let special = length.saturating_sub(texts);
         if special > most {
             return Err(format!(
-                "at most {most} tokens are wanted, and {special} of them are those that the model adds"
+                "at most {most} tokens are wanted, and the model adds {special} special tokens"
             ));
         }
         let parameters = TruncationParams {
@@ -187,7 +187,7 @@ impl Texts {
         }
     }
 
-    /// Returns the number of tokens, those that were added included.
+    /// Returns the number of tokens, with the tokens that were added to the vocabulary.
     pub(crate) fn vocabulary(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
