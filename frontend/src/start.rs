@@ -521,6 +521,7 @@ fn settings(
             worker_uploads: options.models.allow_upload == Some(true),
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
+            backend_settings: options.models.backend_settings(),
             mode: control_mode(options),
             on_demand: on_demand::settings(options, &devices),
             model_policy: Arc::new(pharos_torchserve::HandlerPolicy),

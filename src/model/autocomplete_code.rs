@@ -34,6 +34,8 @@ pub struct CodeLocation<'a> {
     pub directory: &'a str,
     /// The model's directory.
     pub model_directory: &'a str,
+    /// The settings of `--backend-config` for the backend and for all backends.
+    pub backend_settings: &'a [(String, String)],
 }
 
 impl Draft {
@@ -52,6 +54,11 @@ impl Draft {
     /// Returns the backend from the configuration; empty if it has none.
     pub fn backend(&self) -> &str {
         &self.proto.backend
+    }
+
+    /// Returns the field `runtime` of the configuration; empty if it has none.
+    pub fn runtime(&self) -> &str {
+        &self.proto.runtime
     }
 
     /// Returns the value of a free parameter of the configuration.
@@ -82,15 +89,18 @@ impl Draft {
     }
 
     /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory":
-    /// "...", "model_directory": "...", "version": N, "backend": "..."}`. The configuration
-    /// includes all defaults, as in Triton.
+    /// "...", "model_directory": "...", "version": N, "backend": "...", "backend_settings": {...}}`.
+    /// The configuration includes all defaults, as in Triton.
     pub fn query(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);
+        let settings = place.backend_settings.iter();
+        let settings = settings.map(|(name, value)| (name.clone(), text(value)));
+        let settings = serde_json::Value::Object(settings.collect());
         format!(
             "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":\
-             {}}}",
+             {},\"backend_settings\":{settings}}}",
             render::json(&config),
             text(place.directory),
             text(place.model_directory),

@@ -272,6 +272,12 @@ impl ModelConfig {
         self.outputs.iter().find(|output| output.name == name)
     }
 
+    /// Returns the field `runtime`: the library or program that runs the model; empty for the
+    /// backend's default.
+    pub fn runtime(&self) -> &str {
+        &self.proto.runtime
+    }
+
     /// Encodes the completed configuration as protobuf bytes of `inference.ModelConfig`.
     pub fn encode(&self) -> Vec<u8> {
         self.proto.encode_to_vec()

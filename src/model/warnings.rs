@@ -61,8 +61,9 @@ fn of_model(config: &ModelConfig) -> Vec<Row> {
     vec![
         (
             "runtime",
-            !proto.runtime.is_empty(),
-            "'backend' alone selects the program that runs the model",
+            !proto.runtime.is_empty() && !proto.runtime.starts_with("libtriton_"),
+            "'backend' alone selects the program that runs the model; 'runtime' selects only \
+             libraries of Triton's backends, libtriton_NAME.so",
         ),
         (
             "cc_model_filenames",
@@ -125,8 +126,8 @@ fn of_instances(config: &ModelConfig) -> Vec<Row> {
         ),
         (
             "instance_group.profile",
-            groups.iter().any(|group| !group.profile.is_empty()),
-            "it selects profiles of TensorRT plans, which are not served",
+            groups.iter().any(|group| !group.profile.is_empty()) && config.backend != "tensorrt",
+            "it selects profiles of TensorRT plans, which only the backend tensorrt reads",
         ),
     ]
 }

@@ -39,7 +39,7 @@ pub use to_worker::{
 
 /// The version of the encoding, incremented with every change. A worker of another version refuses
 /// to load.
-pub const VERSION: u32 = 19;
+pub const VERSION: u32 = 20;
 
 /// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds
 /// configurations and lists of requests.

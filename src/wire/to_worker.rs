@@ -51,6 +51,12 @@ pub struct Load {
     pub instance: String,
     /// The directory of the version, with the model's files.
     pub directory: String,
+    /// The directory of the model, with its versions.
+    pub model_directory: String,
+    /// The settings of `--backend-config` for this backend and for all backends.
+    pub backend_settings: Vec<(String, String)>,
+    /// Whether the log shows verbose lines.
+    pub verbose: bool,
     /// The checked configuration, in protobuf.
     pub config: Vec<u8>,
     /// The directory with the initial values of the states.
@@ -335,6 +341,9 @@ fields!(Load {
     version,
     instance,
     directory,
+    model_directory,
+    backend_settings,
+    verbose,
     config,
     initial_states,
     threads,

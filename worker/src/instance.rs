@@ -71,6 +71,9 @@ impl Instance {
         let context = Context {
             config: &config,
             directory: Path::new(&load.directory),
+            model_directory: Path::new(&load.model_directory),
+            backend_settings: &load.backend_settings,
+            verbose: load.verbose,
             threads: (load.threads as usize).max(1),
             metrics: runtime.metrics(),
             runtime: &runtime,

@@ -23,7 +23,8 @@ mod sandbox;
 mod state;
 mod watch;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,8 +38,8 @@ use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use pharos_backend::runtime::{Reader, Sender, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
-use crate::backend::Registry;
-pub use crate::backend::{GraphTensor, ReadOutput, SharedSession};
+use crate::backend::{OtherLibraries, Registry};
+pub use crate::backend::{CreateFromLibrary, GraphTensor, ReadOutput, SharedSession};
 use crate::descriptors::{Inherited, SharedDescriptors};
 use crate::device::Cuda;
 use crate::fork_server::Served;
@@ -77,7 +78,19 @@ use crate::regions::ClientRegions;
 #[derive(Default)]
 pub struct Worker {
     backends: Registry,
+    complete: Option<Complete>,
 }
+
+/// Completes the configuration of a model with the library at the first path: reads a question from
+/// standard input and writes the answer to the file at the second path, as
+/// [`Draft::query`](pharos::model::Draft::query) describes.
+///
+/// # Errors
+/// The question cannot be read, or the answer cannot be written.
+pub type Complete = fn(&Path, &Path) -> std::io::Result<()>;
+
+/// The argument of a process that completes the configuration of a model.
+const AUTO_COMPLETE: &str = "--auto-complete";
 
 impl Worker {
     /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime` and shared
@@ -102,6 +115,39 @@ impl Worker {
         self
     }
 
+    /// Sets the functions for backends in libraries whose names begin with a prefix, such as
+    /// `libtriton_`: one creates a backend, the other completes the configuration of a model. All
+    /// other libraries have the interface of `pharos_backend.h`.
+    #[must_use]
+    pub fn libraries(
+        mut self,
+        prefix: &'static str,
+        create: CreateFromLibrary,
+        complete: Complete,
+    ) -> Self {
+        self.backends.set_libraries(OtherLibraries { prefix, create });
+        self.complete = Some(complete);
+        self
+    }
+
+    /// Completes the configuration of a model: the file of the answer is the next argument.
+    fn complete(&self, out: Option<OsString>) -> ExitCode {
+        let (Some(complete), Some(library), Some(out)) =
+            (self.complete, backend::library(), out)
+        else {
+            eprintln!("pharos-worker {AUTO_COMPLETE}: expected a file and the library of a backend");
+            return ExitCode::from(2);
+        };
+        let completed = end_with_the_frontend().and_then(|()| complete(&library, Path::new(&out)));
+        match completed {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("pharos-worker {AUTO_COMPLETE}: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
     /// Runs until the frontend closes the connection or sends Shutdown.
     ///
     /// Only the frontend can start a worker: the descriptors that [`pharos::wire::descriptors`]
@@ -117,6 +163,7 @@ impl Worker {
             Some(SANDBOX) => return sandbox::run(arguments),
             Some(CHECK) => return sandbox::check(),
             Some(CHECK_ACCESS) => return access::check(arguments),
+            Some(AUTO_COMPLETE) => return self.complete(arguments.next()),
             Some(FORK_SERVER) => {
                 let modules = arguments.next().unwrap_or_default();
                 match fork_server::serve(&modules.to_string_lossy()) {

@@ -1,8 +1,12 @@
-//! The worker executable. All its code is in the library, so that other crates can register their
+//! The worker executable. All its code is in libraries, so that other crates can register their
 //! backends.
 
 use std::process::ExitCode;
 
+use pharos_worker::Worker;
+
 fn main() -> ExitCode {
-    pharos_worker::run()
+    Worker::new()
+        .libraries(pharos_triton::PREFIX, pharos_triton::create, pharos_triton::complete)
+        .run()
 }

@@ -100,6 +100,33 @@ pub enum AtStart {
     Named(Vec<String>),
 }
 
+/// The settings of backends (`--backend-config`), in the order given.
+#[derive(Clone, Debug, Default)]
+pub struct BackendSettings(pub Vec<BackendSetting>);
+
+/// A setting of one backend, or of all backends.
+#[derive(Clone, Debug)]
+pub struct BackendSetting {
+    /// The backend; `None` for all.
+    pub backend: Option<String>,
+    /// The setting's name.
+    pub name: String,
+    /// The setting's value.
+    pub value: String,
+}
+
+impl BackendSettings {
+    /// Returns the names and values of the settings of a backend: those of all backends first, so
+    /// that its own replace them.
+    fn of(&self, backend: &str) -> Vec<(String, String)> {
+        let of = |wanted: Option<&str>| {
+            let settings = self.0.iter().filter(move |one| one.backend.as_deref() == wanted);
+            settings.map(|one| (one.name.clone(), one.value.clone())).collect::<Vec<_>>()
+        };
+        [of(None), of(Some(backend))].concat()
+    }
+}
+
 /// The sources of models and the settings of loading.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -113,6 +140,8 @@ pub struct Settings {
     pub auto_complete: bool,
     /// The batch size that auto-complete gives models that can batch; 0 leaves them unbatched.
     pub default_max_batch_size: u32,
+    /// The settings of backends that libraries of Triton's backends read.
+    pub backend_settings: BackendSettings,
     /// When models are loaded and unloaded.
     pub mode: Mode,
     /// The settings of models that are loaded on demand.

@@ -75,6 +75,10 @@ pub(crate) struct Plan {
     /// Starts their processes.
     pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
+    /// The directory of the model, with its versions.
+    pub(crate) model_directory: PathBuf,
+    /// The settings of `--backend-config` for the model's backend.
+    pub(crate) backend_settings: Vec<(String, String)>,
     /// The progress of the load that starts the instances.
     pub(crate) progress: Arc<LoadProgress>,
     /// The directory of the initial values of states.
@@ -319,6 +323,9 @@ impl Instance {
             version: self.driver.model.version,
             instance: self.name(),
             directory: self.plan.directory.to_string_lossy().into_owned(),
+            model_directory: self.plan.model_directory.to_string_lossy().into_owned(),
+            backend_settings: self.plan.backend_settings.clone(),
+            verbose: tracing::enabled!(target: "worker", tracing::Level::DEBUG),
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
             threads: placement.threads,

@@ -10,6 +10,7 @@ use super::backend_setting::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
 use crate::examples;
 use pharos::model::LoadLimits;
+use pharos_engine::loader::{self, BackendSettings};
 use pharos_engine::store::{Location, Locations};
 
 /// The model repository.
@@ -249,6 +250,16 @@ impl Models {
             last.and_then(|setting| setting.value.parse().ok())
         };
         of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
+    }
+
+    /// Returns the settings that libraries of Triton's backends read.
+    pub fn backend_settings(&self) -> BackendSettings {
+        let settings = self.backend_config.iter().map(|setting| loader::BackendSetting {
+            backend: setting.backend.clone(),
+            name: setting.key.clone(),
+            value: setting.value.clone(),
+        });
+        BackendSettings(settings.collect())
     }
 
     /// Returns the time limit for Python workers to load their models, if it is set

@@ -85,6 +85,12 @@ pub struct Context<'a> {
     pub config: &'a ModelConfig,
     /// The directory of the version, with the model's files.
     pub directory: &'a Path,
+    /// The directory of the model, with its versions.
+    pub model_directory: &'a Path,
+    /// The settings of `--backend-config` for this backend and for all backends.
+    pub backend_settings: &'a [(String, String)],
+    /// Whether the server's log shows verbose lines.
+    pub verbose: bool,
     /// Threads that one execution may use.
     pub threads: usize,
     /// The metrics that the model may record; clone and keep it.

@@ -30,6 +30,7 @@ mod memory;
 mod metrics;
 pub mod onnx;
 mod outputs;
+mod parts;
 mod readiness;
 #[allow(unsafe_code)]
 mod received;
@@ -49,6 +50,7 @@ pub use metrics::{
     Coalesced, Described, Metric, MetricError, Metrics, Requests, Series, UndeclaredSample,
 };
 pub use outputs::{Outputs, Response};
+pub use parts::{RequestPart, in_clients_order};
 pub use received::{Memory, Received};
 pub use reply::{Content, Reply, ReplyOutput};
 pub use responder::Responder;

@@ -376,6 +376,19 @@ impl<'a> Outputs<'a> {
         }
     }
 
+    /// Sets both stamps from the times at which the computation began and ended, limited to the
+    /// time since the start of the batch.
+    #[doc(hidden)]
+    pub fn computed_between(&mut self, began: Instant, ended: Instant) {
+        let now = clock::now();
+        let input_end = began.clamp(self.start, now);
+        self.input_end = Some(input_end);
+        self.output_start = Some(ended.clamp(input_end, now));
+        if self.registered {
+            self.session.connection.inputs_ready(self.execute.batch, input_end);
+        }
+    }
+
     /// The number of the batch.
     #[doc(hidden)]
     pub fn batch(&self) -> u64 {

@@ -19,10 +19,20 @@ use pharos_backend::load_error;
 use crate::device::Cuda;
 
 pub use onnxruntime::shared::{GraphTensor, ReadOutput, SharedSession};
-pub(crate) use registry::Registry;
+pub use registry::CreateFromLibrary;
+pub(crate) use registry::{OtherLibraries, Registry};
 
 #[cfg(test)]
 pub(crate) use on_gpu::tests::kernel as test_kernel;
+
+/// The environment variable with the path of the library of the model's backend; the frontend sets
+/// it for its workers.
+const LIBRARY_VARIABLE: &str = "PHAROS_BACKEND_LIBRARY";
+
+/// Returns the path of the library of the model's backend, if it is in a library.
+pub(crate) fn library() -> Option<PathBuf> {
+    std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
 
 /// Loads ONNX Runtime for copies of this process; returns the path of its library, if one is
 /// configured.

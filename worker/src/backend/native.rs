@@ -16,7 +16,7 @@ mod running;
 mod slots;
 
 use std::ffi::c_void;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
 
 use pharos::error::InferError;
@@ -27,10 +27,6 @@ use load::Load;
 use metrics::MetricsHandle;
 use running::Handle;
 
-/// The environment variable with the path of the library of the model's backend; the frontend sets
-/// it for its workers.
-const LIBRARY_VARIABLE: &str = "PHAROS_BACKEND_LIBRARY";
-
 /// An instance that a library has created.
 struct Native {
     functions: Functions,
@@ -39,11 +35,6 @@ struct Native {
     /// Metrics that the library records; kept alive for it.
     _metrics: Box<MetricsHandle>,
     engine: String,
-}
-
-/// Returns the path of the library to load, if it is set.
-pub(super) fn library() -> Option<PathBuf> {
-    std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Loads the library and creates an instance with it.

@@ -1,12 +1,14 @@
 //! The backends of a worker: the engines of this crate, the backends that a program adds, and the
 //! shared library that the frontend has selected for the model.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos_backend::{Backend, Context, Create, load_error};
 
-use super::{builtin, native, onnxruntime};
+use super::{builtin, library, native, onnxruntime};
 use crate::device::Cuda;
 
 /// Like [`Create`], for a backend of this crate, which uses the GPU driver.
@@ -18,11 +20,32 @@ enum Creator {
     Added(Create),
 }
 
+/// Backends in libraries with another interface than that of this crate.
+#[derive(Clone, Copy)]
+pub(crate) struct OtherLibraries {
+    /// How the names of their files begin.
+    pub(crate) prefix: &'static str,
+    pub(crate) create: CreateFromLibrary,
+}
+
+impl OtherLibraries {
+    /// Whether the library at this path has the other interface.
+    fn has(self, path: &Path) -> bool {
+        let name = path.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.starts_with(self.prefix))
+    }
+}
+
+/// Like [`Create`], for a backend in the library at a path.
+pub type CreateFromLibrary = fn(&Context<'_>, &Path) -> Result<Box<dyn Backend>, InferError>;
+
 /// Backends by the name in a configuration's `backend`.
 pub(crate) struct Registry {
     backends: Vec<(&'static str, Creator)>,
     /// Creates backends of all other names.
     fallback: Option<Create>,
+    /// Creates backends from libraries with another interface than that of this crate.
+    other_libraries: Option<OtherLibraries>,
 }
 
 impl Default for Registry {
@@ -31,7 +54,7 @@ impl Default for Registry {
         let builtin: [(_, CreateBuiltin); 2] =
             [("builtin", builtin::create), ("onnxruntime", onnx)];
         let backends = builtin.map(|(name, create)| (name, Creator::Builtin(create))).to_vec();
-        Self { backends, fallback: None }
+        Self { backends, fallback: None, other_libraries: None }
     }
 }
 
@@ -49,6 +72,11 @@ impl Registry {
         self.fallback = Some(create);
     }
 
+    /// Sets the function that creates backends from libraries whose names begin with a prefix.
+    pub(crate) fn set_libraries(&mut self, libraries: OtherLibraries) {
+        self.other_libraries = Some(libraries);
+    }
+
     /// Creates the backend that the configuration names.
     ///
     /// # Errors
@@ -60,14 +88,17 @@ impl Registry {
         cuda: &Arc<Cuda>,
     ) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
+        if let Some(library) = library() {
+            return match self.other_libraries {
+                Some(other) if other.has(&library) => (other.create)(context, &library),
+                _ => native::create(context, &library),
+            };
+        }
         if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
             return match create {
                 Creator::Builtin(create) => create(context, cuda),
                 Creator::Added(create) => create(context),
             };
-        }
-        if let Some(library) = native::library() {
-            return native::create(context, &library);
         }
         if let Some(create) = self.fallback {
             return create(context);

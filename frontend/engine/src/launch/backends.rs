@@ -1,6 +1,6 @@
 //! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable
-//! built with the library `pharos-worker`, or a `model.py` that runs models of that backend. As in
-//! Triton, libraries are searched in the directories of the version, the model and the backend, in
+//! built with the library `pharos-worker`, a `model.py` that runs models of that backend, or a shared
+//! library with Triton's interface, in this order. As in Triton, libraries are searched in the directories of the version, the model and the backend, in
 //! this order. The others are searched only in the directories of backends, because a `model.py` in a
 //! version's directory belongs to the model. The directory of the operator comes before the directory
 //! of the installation.
@@ -20,8 +20,10 @@ pub(crate) const TRACT: &str = "tract";
 /// A backend that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A shared library for the ordinary worker.
+    /// A shared library with the interface of `pharos_backend.h`, for the ordinary worker.
     Library(PathBuf),
+    /// A shared library with Triton's interface, for the ordinary worker.
+    Triton(PathBuf),
     /// An executable instead of the ordinary worker.
     Worker(PathBuf),
     /// Python code for the Python worker.
@@ -30,7 +32,8 @@ pub(crate) enum Found {
 
 impl Found {
     pub(super) fn path(&self) -> &Path {
-        let (Self::Library(path) | Self::Worker(path) | Self::Python(path)) = self;
+        let (Self::Library(path) | Self::Triton(path) | Self::Worker(path) | Self::Python(path)) =
+            self;
         path
     }
 }
@@ -67,8 +70,41 @@ pub(crate) fn find(
     if let Some(path) = first_file(&of_backend, "model.py") {
         return Ok(Found::Python(path));
     }
-    let of_triton = first_file(&all, &format!("libtriton_{name}.so"));
-    Err(missing(program, model, name, of_triton.as_deref()))
+    if let Some(path) = first_file(&all, &format!("libtriton_{name}.so")) {
+        return Ok(Found::Triton(path));
+    }
+    Err(missing(program, model, name))
+}
+
+/// Returns the library that `runtime` of a configuration names: `libtriton_NAME.so` of Triton's
+/// backends, for example to run a model with Triton's Python backend instead of this server's.
+/// `None` if it names no such library.
+///
+/// # Errors
+/// The file does not exist, or is not a plain name.
+pub(crate) fn named_library(
+    program: &Program,
+    model: &str,
+    backend: &str,
+    runtime: &str,
+    places: &[&Path],
+) -> Result<Option<Found>, String> {
+    if !runtime.starts_with("libtriton_") {
+        return Ok(None);
+    }
+    let own: Vec<PathBuf> =
+        program.backends.iter().map(|directory| directory.join(backend)).collect();
+    let all: Vec<&Path> = places.iter().copied().chain(own.iter().map(PathBuf::as_path)).collect();
+    let found = first_file(&all, runtime).filter(|_| !runtime.contains('/'));
+    found.map(|path| Some(Found::Triton(path))).ok_or_else(|| {
+        let looked: Vec<String> =
+            all.iter().map(|directory| format!("'{}'", directory.display())).collect();
+        format!(
+            "runtime '{}' of model '{model}' does not exist in {}",
+            runtime.escape_debug(),
+            looked.join(", ")
+        )
+    })
 }
 
 /// Returns the absolute path of the first file of this name in the directories.
@@ -80,10 +116,10 @@ fn first_file(directories: &[&Path], name: &str) -> Option<PathBuf> {
         .map(absolute)
 }
 
-/// Returns the error for a backend that does not exist, or of which only a library for Triton
-/// exists.
-fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>) -> String {
-    let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
+/// Returns the error for a backend that does not exist.
+fn missing(program: &Program, model: &str, name: &str) -> String {
+    let wanted =
+        format!("libpharos_{name}.so, pharos-worker-{name}, model.py or libtriton_{name}.so");
     let places = program.backends.iter().map(|directory| directory.join(name));
     let places: Vec<String> = places.map(|place| format!("'{}'", place.display())).collect();
     let looked = match places.as_slice() {
@@ -91,15 +127,9 @@ fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>)
         [place] => format!("{place} does not hold {wanted}"),
         places => format!("neither {} holds {wanted}", places.join(" nor ")),
     };
-    let advice = match (backend_advice(name), of_triton) {
-        ("", None) => String::new(),
-        ("", Some(library)) => format!(
-            "; '{}' is a library with Triton's interface, which is not loaded here: serve the \
-             model with one of the available backends, or compile the backend with the interface \
-             of pharos_backend.h",
-            library.display()
-        ),
-        (advice, _) => format!("; {advice}"),
+    let advice = match backend_advice(name) {
+        "" => String::new(),
+        advice => format!("; {advice}"),
     };
     format!(
         "backend '{name}' of model '{model}' is not available here; available: {}; \
@@ -122,8 +152,12 @@ pub(crate) fn available(program: &Program) -> Vec<String> {
 /// Returns the name of the backend in a subdirectory of the backend directory, if it contains one.
 fn holds_a_backend(directory: &Path) -> Option<String> {
     let name = directory.file_name()?.to_str()?;
-    let files =
-        [format!("libpharos_{name}.so"), format!("pharos-worker-{name}"), "model.py".to_owned()];
+    let files = [
+        format!("libpharos_{name}.so"),
+        format!("pharos-worker-{name}"),
+        "model.py".to_owned(),
+        format!("libtriton_{name}.so"),
+    ];
     files.iter().any(|file| directory.join(file).is_file()).then(|| name.to_owned())
 }
 

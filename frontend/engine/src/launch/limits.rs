@@ -189,6 +189,7 @@ mod tests {
         let model = Model {
             name: "m",
             backend: "python",
+            runtime: "",
             environment: None,
             sandbox: None,
             provenance: Provenance::default(),

@@ -69,6 +69,8 @@ pub(crate) struct Model<'a> {
     /// The name for messages.
     pub(crate) name: &'a str,
     pub(crate) backend: &'a str,
+    /// The field `runtime` of its configuration; may be empty.
+    pub(crate) runtime: &'a str,
     /// The value of its parameter [`ENVIRONMENT`].
     pub(crate) environment: Option<&'a str>,
     /// The value of its parameter [`pharos::model::SANDBOX`].
@@ -111,6 +113,11 @@ impl Launch {
     /// Returns the same program and environment with other arguments before the worker's own.
     pub(crate) fn with_arguments(&self, arguments: Vec<OsString>) -> Self {
         Self { arguments, ..self.clone() }
+    }
+
+    /// Returns the same program, started as a process and not as the copy of another one.
+    pub(crate) fn without_fork_server(&self) -> Self {
+        Self { preload: None, ..self.clone() }
     }
 
     /// Returns whether the process inherits this variable from the environment of this one.
@@ -245,6 +252,12 @@ fn permitted(
 }
 
 fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Launch, String> {
+    let places = [model.version, model.directory];
+    if let Some(found) =
+        backends::named_library(program, model.name, model.backend, model.runtime, &places)?
+    {
+        return Ok(with_library(program, found.path()));
+    }
     if ORDINARY.contains(&model.backend) {
         if model.backend != "onnxruntime" {
             return Ok(native(program, program.worker.clone(), Vec::new()));
@@ -259,12 +272,8 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
     if program.is_python(model.backend) {
         return python(program, model, reading, Vec::new());
     }
-    let places = [model.version, model.directory];
     match backends::find(program, model.name, model.backend, &places)? {
-        Found::Library(path) => {
-            let library = (LIBRARY, Some(path.into_os_string()));
-            Ok(native(program, program.worker.clone(), vec![library]))
-        }
+        Found::Library(path) | Found::Triton(path) => Ok(with_library(program, &path)),
         // tract computes the graphs of text models too.
         Found::Worker(_) if model.backend == TEXT_BACKEND && program.onnxruntime.is_none() => {
             match backends::find(program, model.name, backends::TRACT, &[]) {
@@ -286,6 +295,12 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
 pub const NO_ONNX_RUNTIME: &str = "ONNX models need ONNX Runtime: `pip install onnxruntime` for the \
                                    `python3` on the server's PATH, or --onnxruntime-library; or, in \
                                    the sources of the server, `make tract`";
+
+/// Returns the ordinary worker with the library of a backend.
+fn with_library(program: &Program, path: &Path) -> Launch {
+    let library = (LIBRARY, Some(path.as_os_str().to_owned()));
+    native(program, program.worker.clone(), vec![library])
+}
 
 type Variables = Vec<(&'static str, Option<OsString>)>;
 
@@ -401,10 +416,15 @@ pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
 pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
-    if !ORDINARY.contains(&model.backend)
+    let places = [model.version, model.directory];
+    if let Ok(Some(found)) =
+        backends::named_library(program, model.name, model.backend, model.runtime, &places)
+    {
+        files.push(found.path().to_owned());
+    } else if !ORDINARY.contains(&model.backend)
         && !program.is_python(model.backend)
         && let Ok(found) =
-            backends::find(program, model.name, model.backend, &[model.version, model.directory])
+            backends::find(program, model.name, model.backend, &places)
     {
         files.push(found.path().to_owned());
     }

@@ -356,6 +356,7 @@ mod tests {
         let model = Model {
             name: "m",
             backend: "python",
+            runtime: "",
             environment: None,
             sandbox: parameter,
             provenance: Provenance::default(),

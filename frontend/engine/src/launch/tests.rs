@@ -62,6 +62,7 @@ impl Fixture {
         let model = Model {
             name: "m",
             backend,
+            runtime: "",
             environment,
             sandbox: None,
             provenance: Provenance::default(),

@@ -81,6 +81,8 @@ pub(super) struct CodeCompletion {
     default_max_batch_size: u32,
     /// The GPUs that instances may run on.
     devices: Arc<Devices>,
+    /// `runtime` names the library of a compiled backend.
+    is_compiled: bool,
 }
 
 impl CodeCompletion {
@@ -102,7 +104,7 @@ impl CodeCompletion {
     /// Returns whether the code of the version in this directory may complete the configuration.
     /// Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
-        if self.draft.backend() != "python" {
+        if self.draft.backend() != "python" || self.is_compiled {
             return true;
         }
         scan::read_text(&version.join(self.draft.model_file()))
@@ -150,12 +152,21 @@ impl Configuration {
         launch::Model {
             name,
             backend: self.backend(),
+            runtime: self.runtime(),
             environment: self.parameter(launch::ENVIRONMENT),
             sandbox: self.parameter(SANDBOX),
             provenance,
             limits: launch::limits::Parameters::of(|name| self.parameter(name)),
             directory,
             version,
+        }
+    }
+
+    /// Returns the field `runtime`; may be empty.
+    fn runtime(&self) -> &str {
+        match self {
+            Self::Known(config) => config.runtime(),
+            Self::CompletedByCode(code) => code.draft.runtime(),
         }
     }
 
@@ -412,12 +423,17 @@ fn configuration(
         "" if text.is_some() => TEXT_BACKEND.to_owned(),
         own => own.to_owned(),
     };
-    let mut is_python = false;
-    if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
-        let places =
-            contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
-        let found = backends::find(&settings.program, model, &own, &places.collect::<Vec<_>>())?;
-        is_python = matches!(found, backends::Found::Python(_));
+    let mut completes = false;
+    let places: Vec<&Path> =
+        contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent()).collect();
+    let named = backends::named_library(&settings.program, model, &own, draft.runtime(), &places)?;
+    let is_compiled = named.is_some();
+    if is_compiled {
+        completes = true;
+        names.push(&own);
+    } else if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
+        let found = backends::find(&settings.program, model, &own, &places)?;
+        completes = matches!(found, backends::Found::Python(_) | backends::Found::Triton(_));
         names.push(&own);
     }
     let no_cuda_provider = launch::no_cuda_provider(&settings.program);
@@ -435,8 +451,8 @@ fn configuration(
         default_max_batch_size: settings.default_max_batch_size,
     };
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
-    is_python |= settings.program.is_python(draft.backend()) && !draft.is_complete();
-    if settings.auto_complete && is_python {
+    completes |= settings.program.is_python(draft.backend()) && !draft.is_complete();
+    if settings.auto_complete && completes {
         draft.check_name(model).map_err(|error| error.to_string())?;
         let code = CodeCompletion {
             draft,
@@ -444,6 +460,7 @@ fn configuration(
             files: contents.files.clone(),
             default_max_batch_size: settings.default_max_batch_size,
             devices: settings.devices.clone(),
+            is_compiled,
         };
         return Ok(Configuration::CompletedByCode(Box::new(code)));
     }

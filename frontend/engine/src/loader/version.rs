@@ -427,7 +427,11 @@ impl Loader {
             version: number,
             directory: &directory.to_string_lossy(),
             model_directory: &model_directory.to_string_lossy(),
+            backend_settings: &self.settings.backend_settings.of(completion.draft.backend()),
         };
+        // A compiled backend may start threads, so its process is not the copy of another one.
+        let alone = launch.interpreter.is_none().then(|| launch.without_fork_server());
+        let launch = alone.as_ref().unwrap_or(launch);
         let question = process::Question {
             model: &prepared.name,
             text: completion.draft.query(&location, completion.gpus()),
@@ -494,6 +498,8 @@ impl Loader {
         }
         let models: Weak<Self> = Arc::downgrade(self);
         Plan {
+            backend_settings: self.settings.backend_settings.of(&config.backend),
+            model_directory: canonical(model_directory(&directory)),
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
             progress,
@@ -616,6 +622,14 @@ pub(crate) fn inner_file(directory: &Path, name: &str) -> Result<PathBuf, String
 /// Returns a path that is valid in every process.
 fn canonical(path: PathBuf) -> PathBuf {
     path.canonicalize().unwrap_or(path)
+}
+
+/// Returns the directory of the model whose version is in this directory: the directory above, or
+/// the same if versions have no directories.
+fn model_directory(version: &Path) -> PathBuf {
+    let is_number = version.file_name().and_then(|name| name.to_str()?.parse::<u64>().ok()).is_some();
+    let above = version.parent().filter(|_| is_number);
+    above.unwrap_or(version).to_owned()
 }
 
 /// Returns the directory with the initial values of states, beside the versions.

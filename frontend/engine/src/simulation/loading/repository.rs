@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::super::world::Random;
 use crate::launch::Program;
-use crate::loader::{AtStart, Mode, OnDemandSettings, Settings, Threads, WorkerSpin};
+use crate::loader::{AtStart, BackendSettings, Mode, OnDemandSettings, Settings, Threads, WorkerSpin};
 use crate::store;
 use pharos_os::descriptors::Descriptors;
 use pharos_telemetry::system::{Devices, HostPolicies, Roots};
@@ -121,6 +121,7 @@ impl Repository {
             worker_uploads: false,
             auto_complete: false,
             default_max_batch_size: 0,
+            backend_settings: BackendSettings::default(),
             at_start: if mode.by_request() { AtStart::Named(Vec::new()) } else { AtStart::All },
             mode,
             on_demand: OnDemandSettings {

@@ -1,0 +1,164 @@
+//! The objects behind the opaque pointers of the interface.
+//!
+//! Each object begins with a number of its type, which is cleared when the object is deleted. Every
+//! function checks this number first, so a pointer to an object of another type, or a second
+//! deletion, is an error instead of a corrupt heap. The memory of a deleted object is returned to the
+//! allocator only after many later deletions; a library that uses it meanwhile gets the same error.
+
+use std::alloc::Layout;
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::Fault;
+
+/// A type of objects.
+pub(crate) trait Kind {
+    /// The number at the start of its objects; different for each type.
+    const TAG: u32;
+    /// Its name for messages, with the article.
+    const NAME: &'static str;
+}
+
+/// An object of the interface.
+#[repr(C)]
+pub(crate) struct Object<T> {
+    tag: AtomicU32,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// The tag of a deleted object.
+const DELETED: u32 = 0x6465_6c00;
+/// How many deleted objects keep their memory.
+const KEPT: usize = 4096;
+
+/// The memory of a deleted object.
+struct Deleted {
+    memory: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: nothing else uses the memory of a deleted object except to read its tag, which is atomic.
+unsafe impl Send for Deleted {}
+
+/// Deleted objects, the oldest first. Locked to add or remove an entry only.
+static DELETED_OBJECTS: Mutex<VecDeque<Deleted>> = Mutex::new(VecDeque::new());
+
+/// Creates an object, which lives until [`take`].
+pub(crate) fn make<T: Kind>(value: T) -> *mut Object<T> {
+    let value = UnsafeCell::new(MaybeUninit::new(value));
+    Box::into_raw(Box::new(Object { tag: AtomicU32::new(T::TAG), value }))
+}
+
+/// Returns the value of an object.
+///
+/// # Safety
+/// The contract of this package: the pointer is null, or points to an object that [`make`] has
+/// returned. The reference is not used after the object is deleted.
+///
+/// # Errors
+/// The pointer is null, or the object has another type or is deleted.
+pub(crate) unsafe fn get<'a, T: Kind>(pointer: *const Object<T>) -> Result<&'a T, Fault> {
+    // SAFETY: the caller guarantees it.
+    let object = unsafe { live(pointer) }?;
+    // SAFETY: the value of an object that is not deleted is initialized, and only `take` moves it.
+    Ok(unsafe { (*object.value.get()).assume_init_ref() })
+}
+
+/// Deletes an object and returns its value.
+///
+/// # Safety
+/// As for [`get`].
+///
+/// # Errors
+/// As for [`get`].
+pub(crate) unsafe fn take<T: Kind>(pointer: *mut Object<T>) -> Result<T, Fault> {
+    // SAFETY: the caller guarantees it.
+    let object = unsafe { live(pointer) }?;
+    let cleared =
+        object.tag.compare_exchange(T::TAG, DELETED, Ordering::AcqRel, Ordering::Relaxed);
+    cleared.map_err(|_| deleted::<T>())?;
+    // SAFETY: initialized, and the cleared tag ends all further access to it.
+    let value = unsafe { (*object.value.get()).assume_init_read() };
+    let deleted = Deleted { memory: pointer.cast(), layout: Layout::new::<Object<T>>() };
+    let oldest = {
+        let mut all = DELETED_OBJECTS.lock();
+        all.push_back(deleted);
+        if all.len() > KEPT { all.pop_front() } else { None }
+    };
+    if let Some(Deleted { memory, layout }) = oldest {
+        // SAFETY: allocated by `make` with this layout, and removed from the list exactly once.
+        unsafe { std::alloc::dealloc(memory, layout) };
+    }
+    Ok(value)
+}
+
+/// # Safety
+/// As for [`get`].
+unsafe fn live<'a, T: Kind>(pointer: *const Object<T>) -> Result<&'a Object<T>, Fault> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(Fault::invalid(format!("{} is {pointer:?}, which is not valid", T::NAME)));
+    }
+    // SAFETY: the caller guarantees it.
+    let object = unsafe { &*pointer };
+    match object.tag.load(Ordering::Acquire) {
+        tag if tag == T::TAG => Ok(object),
+        DELETED => Err(deleted::<T>()),
+        _ => Err(Fault::invalid(format!("a pointer is used as {} and is none", T::NAME))),
+    }
+}
+
+fn deleted<T: Kind>() -> Fault {
+    Fault::invalid(format!("{} is used after its deletion or release", T::NAME))
+}
+
+/// Names a type of objects: its type, its number and its name.
+macro_rules! kinds {
+    ($($type:ty = $tag:literal, $name:literal;)*) => { $(
+        impl $crate::object::Kind for $type {
+            const TAG: u32 = 0x7068_0000 + $tag;
+            const NAME: &'static str = $name;
+        }
+    )* };
+}
+pub(crate) use kinds;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Number(u64);
+    struct Other;
+    kinds! {
+        Number = 1001, "a number";
+        Other = 1002, "another object";
+    }
+
+    #[test]
+    fn wrong_pointers_are_errors() {
+        let number = make(Number(7));
+        // SAFETY: the pointers are null or of objects that `make` has returned.
+        unsafe {
+            assert_eq!(get(number).map(|number| number.0).ok(), Some(7));
+            let text = |fault: Option<Fault>| fault.map(|fault| fault.text.into_owned());
+            assert_eq!(
+                text(get(number.cast::<Object<Other>>()).err()).as_deref(),
+                Some("a pointer is used as another object and is none")
+            );
+            assert_eq!(
+                text(get::<Number>(std::ptr::null()).err()).as_deref(),
+                Some("a number is 0x0, which is not valid")
+            );
+            assert_eq!(take(number).map(|number| number.0).ok(), Some(7));
+            for fault in [take(number).err(), get(number).err()] {
+                assert_eq!(
+                    text(fault).as_deref(),
+                    Some("a number is used after its deletion or release")
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! `TRITONBACKEND_Request` and `TRITONBACKEND_Input`.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pharos::id::CorrelationId;
+use pharos::infer::Parameter;
+use pharos::tensor::DataType;
+use pharos_backend::Received;
+
+use crate::answer::Answer;
+use crate::error::{Fault, interface};
+use crate::foreign::{c_text, put, put_if_wanted, text};
+use crate::memory::BufferAttributes;
+use crate::message::{BOOL, DOUBLE, INT, STRING};
+use crate::model::Model;
+use crate::object::{self, Object, kinds};
+use crate::values::CPU;
+
+/// The flags of the first and the last request of a sequence.
+pub(crate) const SEQUENCE_START: u32 = 1;
+pub(crate) const SEQUENCE_END: u32 = 2;
+/// The flags with which a backend releases a request.
+const RELEASE_ALL: u32 = 1;
+const RELEASE_RESCHEDULE: u32 = 2;
+
+/// `TRITONBACKEND_Input`: one input of one request.
+pub(crate) struct Input {
+    pub(crate) model: Arc<Model>,
+    /// Its position in the inputs that a backend receives.
+    pub(crate) position: usize,
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) data: Received,
+    /// Created when the backend asks for them. Locked to read or write the pointer only.
+    pub(crate) attributes: Mutex<Option<AttributesPointer>>,
+}
+
+/// Buffer attributes that belong to another object.
+pub(crate) struct AttributesPointer(pub(crate) *mut Object<BufferAttributes>);
+
+// SAFETY: the object may be used from any thread.
+unsafe impl Send for AttributesPointer {}
+
+impl Drop for AttributesPointer {
+    fn drop(&mut self) {
+        // SAFETY: created by `make` and deleted here only.
+        drop(unsafe { object::take(self.0) });
+    }
+}
+
+impl AttributesPointer {
+    /// Returns the attributes in this place, which describe a buffer of the process; creates them
+    /// at first.
+    pub(crate) fn of_host(
+        place: &Mutex<Option<Self>>,
+        bytes: usize,
+    ) -> *mut Object<BufferAttributes> {
+        place
+            .lock()
+            .get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes))))
+            .0
+    }
+}
+
+/// A parameter in the form of the interface: the name, the kind and the value.
+struct RequestParameter {
+    name: CString,
+    kind: c_int,
+    value: Value,
+}
+
+enum Value {
+    Bool(bool),
+    Int(i64),
+    Double(f64),
+    Text(CString),
+}
+
+impl RequestParameter {
+    fn new(name: &str, value: &Parameter) -> Self {
+        let (kind, value) = match value {
+            Parameter::Bool(value) => (BOOL, Value::Bool(*value)),
+            Parameter::Int(value) => (INT, Value::Int(*value)),
+            // The interface has no unsigned numbers.
+            Parameter::Uint(value) => (STRING, Value::Text(c_text(&value.to_string()))),
+            Parameter::Double(value) => (DOUBLE, Value::Double(*value)),
+            Parameter::String(value) => (STRING, Value::Text(c_text(value))),
+        };
+        Self { name: c_text(name), kind, value }
+    }
+
+    fn pointer(&self) -> *const c_void {
+        match &self.value {
+            Value::Bool(value) => ptr::from_ref(value).cast(),
+            Value::Int(value) => ptr::from_ref(value).cast(),
+            Value::Double(value) => ptr::from_ref(value).cast(),
+            Value::Text(value) => value.as_ptr().cast(),
+        }
+    }
+}
+
+/// `TRITONBACKEND_Request`.
+pub(crate) struct Request {
+    pub(crate) answer: Arc<Answer>,
+    id: CString,
+    correlation: Result<u64, CString>,
+    flags: u32,
+    timeout_us: u64,
+    parameters: Vec<RequestParameter>,
+    inputs: Vec<*mut Object<Input>>,
+}
+
+kinds! {
+    Input = 11, "an input";
+    Request = 12, "a request";
+}
+
+impl Request {
+    pub(crate) fn new(
+        answer: Arc<Answer>,
+        request: &pharos::wire::BatchRequest,
+        inputs: Vec<Input>,
+    ) -> Self {
+        let details = request.details.as_deref();
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        Self {
+            answer,
+            id: c_text(&request.id),
+            correlation: match details.map(|details| &details.correlation) {
+                None => Ok(0),
+                Some(CorrelationId::Uint(number)) => Ok(*number),
+                Some(CorrelationId::String(text)) if text.is_empty() => Ok(0),
+                Some(CorrelationId::String(text)) => Err(c_text(text)),
+            },
+            flags: details.map_or(0, |details| {
+                flag(details.start, SEQUENCE_START) | flag(details.end, SEQUENCE_END)
+            }),
+            timeout_us: details.map_or(0, |details| details.timeout_us),
+            parameters: request
+                .parameters
+                .iter()
+                .map(|(name, value)| RequestParameter::new(name, value))
+                .collect(),
+            inputs: inputs.into_iter().map(object::make).collect(),
+        }
+    }
+
+    /// Returns the input at this index.
+    fn input(&self, index: u32) -> Result<*mut Object<Input>, Fault> {
+        self.inputs.get(index as usize).copied().ok_or_else(|| {
+            Fault::invalid(format!(
+                "out of bounds index {index}: request has {} inputs",
+                self.inputs.len()
+            ))
+        })
+    }
+
+    fn output_count(&self) -> usize {
+        match self.answer.wanted() {
+            [] => self.answer.model.outputs.len(),
+            wanted => wanted.len(),
+        }
+    }
+
+    /// Returns the name of the requested output at this index.
+    fn output_name(&self, index: u32) -> Option<&CString> {
+        let index = index as usize;
+        let position = match self.answer.wanted() {
+            [] => index,
+            wanted => usize::from(*wanted.get(index)?),
+        };
+        self.answer.model.outputs.get(position)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        for input in self.inputs.drain(..) {
+            // SAFETY: created by `make` and deleted here only.
+            drop(unsafe { object::take(input) });
+        }
+    }
+}
+
+impl Input {
+    /// Returns the only buffer, which an input without bytes does not have, as in Triton.
+    fn buffer(&self, index: u32) -> Result<&[u8], Fault> {
+        if index == 0 && !self.data.is_empty() {
+            return Ok(&self.data);
+        }
+        Err(Fault::invalid(format!(
+            "out of bounds index {index}: input '{}' has {} buffers",
+            self.name().to_string_lossy(),
+            self.buffers()
+        )))
+    }
+
+    fn buffers(&self) -> u32 {
+        u32::from(!self.data.is_empty())
+    }
+
+    fn name(&self) -> &CStr {
+        self.model.inputs.get(self.position).map_or(c"", CString::as_c_str)
+    }
+}
+
+/// The properties of an input that a backend asks for; each pointer may be null.
+#[derive(Clone, Copy)]
+struct Properties {
+    name: *mut *const c_char,
+    datatype: *mut c_int,
+    shape: *mut *const i64,
+    rank: *mut u32,
+    bytes: *mut u64,
+    buffers: *mut u32,
+}
+
+/// # Safety
+/// The contract of this package.
+unsafe fn properties(input: *const Object<Input>, places: Properties) -> Result<(), Fault> {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        let input = object::get(input)?;
+        put_if_wanted(places.name, input.name().as_ptr());
+        put_if_wanted(places.datatype, c_int::from(input.datatype.number()));
+        put_if_wanted(places.shape, input.shape.as_ptr());
+        put_if_wanted(places.rank, u32::try_from(input.shape.len()).unwrap_or(u32::MAX));
+        put_if_wanted(places.bytes, input.data.len() as u64);
+        put_if_wanted(places.buffers, input.buffers());
+    }
+    Ok(())
+}
+
+/// # Safety
+/// The contract of this package.
+unsafe fn buffer(
+    input: *const Object<Input>,
+    index: u32,
+    place: *mut *const c_void,
+    bytes: *mut u64,
+    memory: *mut c_int,
+    device: *mut i64,
+) -> Result<(), Fault> {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        // As in Triton, a buffer that does not exist also sets the results.
+        let found = object::get(input)?.buffer(index);
+        put(place, found.as_ref().map_or(ptr::null(), |found| found.as_ptr().cast()))?;
+        put(bytes, found.as_ref().map_or(0, |found| found.len() as u64))?;
+        put(memory, CPU)?;
+        put(device, 0)?;
+        found.map(drop)
+    }
+}
+
+interface! {
+    /// `TRITONBACKEND_RequestId`.
+    fn id(request: *const Object<Request>, id: *mut *const c_char) {
+        put(id, object::get(request)?.id.as_ptr())
+    }
+
+    /// `TRITONBACKEND_RequestCorrelationId`.
+    fn correlation(request: *const Object<Request>, id: *mut u64) {
+        match &object::get(request)?.correlation {
+            Ok(number) => put(id, *number),
+            Err(_) => Err(Fault::invalid("correlation ID in request is not an unsigned int")),
+        }
+    }
+
+    /// `TRITONBACKEND_RequestCorrelationIdString`.
+    fn correlation_string(request: *const Object<Request>, id: *mut *const c_char) {
+        match &object::get(request)?.correlation {
+            Err(text) => put(id, text.as_ptr()),
+            Ok(_) => Err(Fault::invalid("correlation ID in request is not a string")),
+        }
+    }
+
+    /// `TRITONBACKEND_RequestFlags`.
+    fn flags(request: *const Object<Request>, flags: *mut u32) {
+        put(flags, object::get(request)?.flags)
+    }
+
+    /// `TRITONBACKEND_InferenceRequestTimeoutMicroseconds`.
+    fn timeout(request: *const Object<Request>, timeout: *mut u64) {
+        put(timeout, object::get(request)?.timeout_us)
+    }
+
+    /// `TRITONBACKEND_RequestIsCancelled`.
+    fn is_cancelled(request: *const Object<Request>, cancelled: *mut bool) {
+        put(cancelled, object::get(request)?.answer.is_cancelled())
+    }
+
+    /// `TRITONBACKEND_RequestTrace`. A backend sees no traces: the server records the times of a
+    /// request itself.
+    fn trace(request: *const Object<Request>, trace: *mut *mut c_void) {
+        object::get(request)?;
+        put(trace, ptr::null_mut())
+    }
+
+    /// `TRITONBACKEND_RequestParameterCount`.
+    fn parameter_count(request: *const Object<Request>, count: *mut u32) {
+        put(count, u32::try_from(object::get(request)?.parameters.len()).unwrap_or(u32::MAX))
+    }
+
+    /// `TRITONBACKEND_RequestParameter`.
+    fn parameter(
+        request: *const Object<Request>,
+        index: u32,
+        name: *mut *const c_char,
+        kind: *mut c_int,
+        value: *mut *const c_void,
+    ) {
+        let parameters = &object::get(request)?.parameters;
+        let found = parameters.get(index as usize).ok_or_else(|| {
+            Fault::invalid(format!(
+                "out of bounds index {index}: request has {} parameters",
+                parameters.len()
+            ))
+        })?;
+        put(name, found.name.as_ptr())?;
+        put(kind, found.kind)?;
+        put(value, found.pointer())
+    }
+
+    /// `TRITONBACKEND_RequestInputCount`.
+    fn input_count(request: *const Object<Request>, count: *mut u32) {
+        put(count, u32::try_from(object::get(request)?.inputs.len()).unwrap_or(u32::MAX))
+    }
+
+    /// `TRITONBACKEND_RequestInputName`.
+    fn input_name(request: *const Object<Request>, index: u32, name: *mut *const c_char) {
+        let input = object::get(request)?.input(index)?;
+        put(name, object::get(input)?.name().as_ptr())
+    }
+
+    /// `TRITONBACKEND_RequestInput`.
+    fn input(
+        request: *const Object<Request>,
+        name: *const c_char,
+        input: *mut *mut Object<Input>,
+    ) {
+        let name = text(name, "the name of an input")?;
+        let request = object::get(request)?;
+        for found in &request.inputs {
+            if object::get(*found)?.name().to_bytes() == name.as_bytes() {
+                return put(input, *found);
+            }
+        }
+        put(input, ptr::null_mut())?;
+        Err(Fault::invalid(format!("unknown request input name {name}")))
+    }
+
+    /// `TRITONBACKEND_RequestInputByIndex`.
+    fn input_by_index(
+        request: *const Object<Request>,
+        index: u32,
+        input: *mut *mut Object<Input>,
+    ) {
+        put(input, object::get(request)?.input(index)?)
+    }
+
+    /// `TRITONBACKEND_RequestOutputCount`: of the requested outputs; all if the client named none.
+    fn output_count(request: *const Object<Request>, count: *mut u32) {
+        put(count, u32::try_from(object::get(request)?.output_count()).unwrap_or(u32::MAX))
+    }
+
+    /// `TRITONBACKEND_RequestOutputName`.
+    fn output_name(request: *const Object<Request>, index: u32, name: *mut *const c_char) {
+        let request = object::get(request)?;
+        let found = request.output_name(index).ok_or_else(|| {
+            Fault::invalid(format!(
+                "out of bounds index {index}: request has {} requested outputs",
+                request.output_count()
+            ))
+        })?;
+        put(name, found.as_ptr())
+    }
+
+    /// `TRITONBACKEND_RequestOutputBufferProperties`. Outputs are in the process's memory.
+    fn output_buffer_properties(
+        request: *const Object<Request>,
+        _name: *const c_char,
+        _bytes: *const usize,
+        memory: *mut c_int,
+        device: *mut i64,
+    ) {
+        object::get(request)?;
+        put(memory, CPU)?;
+        put(device, 0)
+    }
+
+    /// `TRITONBACKEND_RequestRelease`. A request can be rescheduled while its batch is executed.
+    fn release(request: *mut Object<Request>, flags: u32) {
+        let answer = object::get(request)?.answer.clone();
+        match flags {
+            RELEASE_ALL => {}
+            RELEASE_RESCHEDULE if answer.model.config.has_iterative_sequences() => {
+                answer.reschedule()?;
+            }
+            RELEASE_RESCHEDULE => {
+                return Err(Fault::invalid(
+                    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the \
+                     model is not configured to handle such a flag.",
+                ));
+            }
+            flags => {
+                return Err(Fault::invalid(format!(
+                    "the flags of a release are {flags}; 1 (all) and 2 (reschedule) are allowed"
+                )));
+            }
+        }
+        answer.release();
+        object::take(request).map(drop)
+    }
+
+    /// `TRITONBACKEND_InputProperties`.
+    fn input_properties(
+        input: *const Object<Input>,
+        name: *mut *const c_char,
+        datatype: *mut c_int,
+        shape: *mut *const i64,
+        rank: *mut u32,
+        bytes: *mut u64,
+        buffers: *mut u32,
+    ) {
+        properties(input, Properties { name, datatype, shape, rank, bytes, buffers })
+    }
+
+    /// `TRITONBACKEND_InputPropertiesForHostPolicy`. All policies have the same buffers.
+    fn input_properties_for_policy(
+        input: *const Object<Input>,
+        _policy: *const c_char,
+        name: *mut *const c_char,
+        datatype: *mut c_int,
+        shape: *mut *const i64,
+        rank: *mut u32,
+        bytes: *mut u64,
+        buffers: *mut u32,
+    ) {
+        properties(input, Properties { name, datatype, shape, rank, bytes, buffers })
+    }
+
+    /// `TRITONBACKEND_InputBuffer`.
+    fn input_buffer(
+        input: *const Object<Input>,
+        index: u32,
+        place: *mut *const c_void,
+        bytes: *mut u64,
+        memory: *mut c_int,
+        device: *mut i64,
+    ) {
+        buffer(input, index, place, bytes, memory, device)
+    }
+
+    /// `TRITONBACKEND_InputBufferForHostPolicy`. All policies have the same buffers.
+    fn input_buffer_for_policy(
+        input: *const Object<Input>,
+        _policy: *const c_char,
+        index: u32,
+        place: *mut *const c_void,
+        bytes: *mut u64,
+        memory: *mut c_int,
+        device: *mut i64,
+    ) {
+        buffer(input, index, place, bytes, memory, device)
+    }
+
+    /// `TRITONBACKEND_InputBufferAttributes`. The attributes belong to the input.
+    fn input_buffer_attributes(
+        input: *const Object<Input>,
+        index: u32,
+        place: *mut *const c_void,
+        attributes: *mut *mut Object<BufferAttributes>,
+    ) {
+        let input = object::get(input)?;
+        let bytes = input.buffer(index)?;
+        put(place, bytes.as_ptr().cast())?;
+        put(attributes, AttributesPointer::of_host(&input.attributes, bytes.len()))
+    }
+}
