@@ -8,6 +8,8 @@
 
 import argparse
 import json
+import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -38,7 +40,9 @@ def start(server: str, models: str, python: str):
     command = [server, f"--model-repository={models}", f"--python={python}"]
     for name, port in zip(("http", "grpc", "metrics"), ports):
         command += [f"--{name}-address=127.0.0.1", f"--{name}-port={port}"]
-    return subprocess.Popen(command), f"http://127.0.0.1:{ports[0]}"
+    # The server searches for ONNX Runtime in the packages of the first `python3` on the PATH.
+    path = os.pathsep.join([str(pathlib.Path(python).parent), os.environ.get("PATH", os.defpath)])
+    return subprocess.Popen(command, env=os.environ | {"PATH": path}), f"http://127.0.0.1:{ports[0]}"
 
 
 def wait_until_ready(url: str, process, deadline_s: float = 120):

@@ -551,8 +551,8 @@ fn settings(
     })
 }
 
-/// Returns the directory of further backends. Warns about a directory of Triton's backends, from a
-/// command line for Triton, and ignores it if it does not exist here.
+/// Returns the directory of further backends. Ignores the directory of Triton's own backends with a
+/// warning if a command line for Triton names it and it does not exist here.
 ///
 /// # Errors
 /// Another directory does not exist.
@@ -564,37 +564,16 @@ fn backend_directory(directory: &Path) -> Result<Option<PathBuf>, String> {
         }
         tracing::warn!(
             "--backend-directory is ignored: '{shown}' does not exist. It is the directory of \
-             Triton's compiled backends, which this server neither needs nor loads; remove the \
-             flag"
+             Triton's compiled backends: this server does not need those of onnxruntime, python \
+             and pytorch, and loads others from a copy of that directory"
         );
         return Ok(None);
-    }
-    let compiled = triton_backends(directory);
-    if !compiled.is_empty() {
-        tracing::warn!(
-            "--backend-directory: '{shown}' holds compiled backends of Triton ({}), which this \
-             server does not load. It runs models of the backends onnxruntime, python and pytorch \
-             by itself: remove the flag if there are no other backends in the directory. A \
-             backend in C for this server is a library libpharos_NAME.so",
-            compiled.join(", ")
-        );
     }
     Ok(Some(directory.to_owned()))
 }
 
 /// The directory in which Triton is installed, within `/opt`.
 const TRITON_DIRECTORY: &str = "tritonserver";
-
-/// Returns the names of the backends in a backend directory that have a library of Triton, sorted.
-fn triton_backends(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut compiled: Vec<String> = names
-        .filter(|name| directory.join(name).join(format!("libtriton_{name}.so")).is_file())
-        .collect();
-    compiled.sort();
-    compiled
-}
 
 /// Returns the directory of the backends that come with the server: beside its executable, or in
 /// `lib/pharos` of the prefix in which it is installed.

@@ -56,6 +56,20 @@ impl Draft {
         &self.proto.backend
     }
 
+    /// Returns the backend of Triton that the platform, or in its absence the model's files, name;
+    /// `None` if the configuration has a backend.
+    pub fn backend_of_triton(&self, files: &[String]) -> Option<&'static str> {
+        if !self.proto.backend.is_empty() {
+            return None;
+        }
+        normalize::backend_of_triton(&self.proto.platform, files)
+    }
+
+    /// Returns the platform from the configuration; empty if it has none.
+    pub fn platform(&self) -> &str {
+        &self.proto.platform
+    }
+
     /// Returns the field `runtime` of the configuration; empty if it has none.
     pub fn runtime(&self) -> &str {
         &self.proto.runtime

@@ -44,6 +44,28 @@ const BACKENDS: [KnownBackend; 9] = [
     known("builtin", "", &[], &[]),
 ];
 
+/// Backends of Triton whose libraries an operator may add: the platform and the file of their
+/// models.
+const OF_TRITON: [(&str, &str, &str); 4] = [
+    ("tensorrt", "tensorrt_plan", "model.plan"),
+    ("openvino", "", "model.xml"),
+    ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    ("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+];
+
+/// Returns the backend of Triton that a platform, or in its absence the model's files, name. Files of
+/// this server's backends take precedence.
+pub(super) fn backend_of_triton(platform: &str, files: &[String]) -> Option<&'static str> {
+    if platform.is_empty() && backend_by_file("", files).is_some() {
+        return None;
+    }
+    let row = OF_TRITON.iter().find(|(_, known, file)| match platform {
+        "" => is_there(file, files),
+        platform => *known == platform,
+    });
+    row.map(|(backend, ..)| *backend)
+}
+
 /// Returns the name under which a backend looks for a model file of this name: the name itself, or
 /// the backend's default name with the same ending; `None` for any other kind of file.
 pub fn default_model_file(name: &str) -> Option<String> {
@@ -182,6 +204,11 @@ fn missing_backend(
     config: &proto::ModelConfig,
     completion: &Completion<'_>,
 ) -> Result<String, ConfigError> {
+    let of_triton = backend_of_triton(&config.platform, completion.files)
+        .filter(|backend| completion.backends.contains(backend));
+    if let Some(backend) = of_triton {
+        return Ok(backend.to_owned());
+    }
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| {

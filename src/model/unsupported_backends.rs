@@ -1,5 +1,5 @@
-//! Backends and platforms of Triton that this server does not support, and how to serve their
-//! models instead.
+//! Backends and platforms of Triton that are not part of this server, and how to serve their models
+//! without Triton's libraries.
 
 /// Returns advice for a model of this backend or platform, as a sentence; empty if the name is not
 /// known.
@@ -11,13 +11,14 @@ pub fn backend_advice(name: &str) -> &'static str {
              then set backend: \"onnxruntime\""
         }
         "tensorrt" | "tensorrt_plan" => {
-            "TensorRT plans are not supported: serve the ONNX file that the plan was built from \
-             with backend: \"onnxruntime\" and optimization { execution_accelerators { \
-             gpu_execution_accelerator: [ { name: \"tensorrt\" } ] } }"
+            "TensorRT plans need Triton's library in a backend directory; without it, serve the \
+             ONNX file that the plan was built from with backend: \"onnxruntime\" and optimization \
+             { execution_accelerators { gpu_execution_accelerator: [ { name: \"tensorrt\" } ] } }"
         }
         "openvino" => {
-            "OpenVINO's own files are not supported: export the model to ONNX (PyTorch: \
-             `torch.onnx.export`, TensorFlow: `python -m tf2onnx.convert`) and serve it with \
+            "OpenVINO's own files need Triton's library in a backend directory; without it, export \
+             the model to ONNX (PyTorch: `torch.onnx.export`, TensorFlow: `python -m \
+             tf2onnx.convert`) and serve it with \
              backend: \"onnxruntime\" and optimization { execution_accelerators { \
              cpu_execution_accelerator: [ { name: \"openvino\" } ] } }"
         }
@@ -25,8 +26,8 @@ pub fn backend_advice(name: &str) -> &'static str {
             "convert Caffe2 models to ONNX; then set backend: \"onnxruntime\""
         }
         "fil" => {
-            "serve tree models with backend: \"xgboost\" (model.json, model.ubj) or \"sklearn\" \
-             (model.joblib)"
+            "without Triton's library, serve tree models with backend: \"xgboost\" (model.json, \
+             model.ubj) or \"sklearn\" (model.joblib)"
         }
         "tract" => {
             "the backend tract is built separately: `make tract` in the sources of the server; ONNX \
@@ -41,8 +42,8 @@ pub fn backend_advice(name: &str) -> &'static str {
              and installs it there"
         }
         "tensorrtllm" | "dali" => {
-            "serve models of this kind with a model.py that uses the library, and backend: \
-             \"python\""
+            "without Triton's library, serve models of this kind with a model.py that uses the \
+             library of the models, and backend: \"python\""
         }
         _ => "",
     }

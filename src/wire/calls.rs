@@ -89,8 +89,10 @@ pub enum Verb {
     Load(Vec<(String, Vec<u8>)>),
     /// Unload it, and its dependents if true.
     Unload(bool),
-    /// Return whether this version (empty: any) can infer: [`Answer::ready`].
+    /// Return whether this version (empty: any) can infer: [`Answer::holds`].
     IsReady(String),
+    /// Return whether this version (empty: the latest) is decoupled: [`Answer::holds`].
+    IsDecoupled(String),
 }
 
 /// One answer to a [`Call`], or the only answer to a [`Manage`].
@@ -113,8 +115,8 @@ pub struct Answer {
     pub empty: bool,
     /// Whether it is the last answer.
     pub last: bool,
-    /// The result of [`Verb::IsReady`].
-    pub ready: bool,
+    /// The result of [`Verb::IsReady`] and [`Verb::IsDecoupled`].
+    pub holds: bool,
 }
 
 /// An output in an [`Answer`].
@@ -149,7 +151,7 @@ fields!(CallRequest {
 });
 fields!(CallInput { name, datatype, shape, offset, len, loan });
 fields!(Manage { call, model, verb });
-fields!(Answer { call, version, outputs, loan, parameters, error, empty, last, ready });
+fields!(Answer { call, version, outputs, loan, parameters, error, empty, last, holds });
 fields!(AnswerOutput { name, datatype, shape, offset, len });
 
 impl Wire for Verb {
@@ -167,6 +169,10 @@ impl Wire for Verb {
                 out.push(2);
                 version.put(out);
             }
+            Self::IsDecoupled(version) => {
+                out.push(3);
+                version.put(out);
+            }
         }
     }
     fn get(input: &mut &[u8]) -> Result<Self> {
@@ -174,6 +180,7 @@ impl Wire for Verb {
             0 => Wire::get(input).map(Self::Load),
             1 => Wire::get(input).map(Self::Unload),
             2 => Wire::get(input).map(Self::IsReady),
+            3 => Wire::get(input).map(Self::IsDecoupled),
             other => Err(DecodeError::new("verb", other.into())),
         }
     }

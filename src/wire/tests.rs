@@ -154,7 +154,7 @@ fn answer() -> ToWorker {
         }),
         empty: true,
         last: true,
-        ready: true,
+        holds: true,
     })
 }
 
@@ -223,6 +223,7 @@ fn frames_round_trip() {
         Verb::Load(vec![("config".into(), vec![b'{', b'}'])]),
         Verb::Unload(true),
         Verb::IsReady("3".into()),
+        Verb::IsDecoupled("3".into()),
     ];
     let more = [
         ToFrontend::Taken(5, 2),

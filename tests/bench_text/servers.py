@@ -91,8 +91,9 @@ class Server:
             if self.is_ready():
                 return
             time.sleep(0.1)
+        reason = f"is not ready after {START_S} s" if self.process.poll() is None else "ended"
         log = (self.folder / "log").read_text(errors="replace")
-        raise SystemExit(f"{self.name} did not become ready within {START_S} s; the end of its log:\n{log[-2000:]}")
+        raise SystemExit(f"{self.name} {reason}; the end of its log:\n{log[-2000:]}")
 
     def is_ready(self) -> bool:
         """Returns whether the model is ready."""

@@ -44,7 +44,7 @@ pub(crate) trait Models: Send + Sync {
         may_be_many: bool,
     ) -> Result<Box<dyn CallResponses>, InferError>;
 
-    /// Loads or unloads a model for a worker, or returns whether it is ready.
+    /// Loads or unloads a model for a worker, or answers a question about it.
     fn manage(
         self: Arc<Self>,
         caller: Arc<Caller>,
@@ -149,9 +149,9 @@ impl Calls {
                 None => Err(InferError::cancelled()),
             };
             match outcome {
-                Ok(ready) => context.answer(Answer {
+                Ok(holds) => context.answer(Answer {
                     call,
-                    ready,
+                    holds,
                     last: true,
                     empty: true,
                     ..Answer::default()

@@ -19,6 +19,9 @@ pub struct BackendSetting {
 const NOT_NEEDED: [&str; 4] =
     ["shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name", "thread-pool-size"];
 
+/// The backends of this server, whose settings are known.
+const OWN: [&str; 4] = ["llamacpp", "onnxruntime", "python", "pytorch"];
+
 /// The start timeout of Triton's Python backend, in seconds.
 const PYTHON_TIMEOUT: &str = "stub-timeout-seconds";
 
@@ -46,18 +49,19 @@ impl BackendSetting {
             ) => "each instance is a process with its own threads; see --worker-threads, and the \
                   parameters intra_op_thread_count and inter_op_thread_count of a model"
                 .to_owned(),
-            (Some("tensorflow" | "tensorrt" | "openvino" | "dali"), _) => {
-                "this backend is not part of the server; --backend-directory adds backends"
-                    .to_owned()
-            }
-            _ => format!("the known setting is {MAX_BATCH_SIZE}"),
+            _ => format!(
+                "the known setting is {MAX_BATCH_SIZE}; only libraries of Triton's backends read \
+                 others"
+            ),
         };
         format!("{flag} has no effect: {why}")
     }
 
-    /// Returns whether the setting has an effect.
+    /// Returns whether the setting has an effect, or may have one: a library of a backend in
+    /// `--backend-directory` reads all settings.
     fn is_known(&self) -> bool {
-        self.key == MAX_BATCH_SIZE || self.is_python_start_timeout()
+        let is_other = self.backend.as_deref().is_some_and(|name| !OWN.contains(&name));
+        self.key == MAX_BATCH_SIZE || self.is_python_start_timeout() || is_other
     }
 
     fn is_python_start_timeout(&self) -> bool {

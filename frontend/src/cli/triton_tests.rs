@@ -174,7 +174,6 @@ fn warns_about_deprecated_flags_and_settings_without_effect() {
         ("python,shm-default-byte-size=1", "tensors are in shared memory"),
         ("python,other=1", "known settings of python are stub-timeout-seconds"),
         ("onnxruntime,intra_op_thread_count=1", "each instance is a process"),
-        ("tensorrt,plugins=x", "not part of the server"),
         ("version=2", "the known setting is default-max-batch-size"),
     ] {
         let text = warnings(&[&format!("--backend-config={setting}")]);
@@ -185,6 +184,7 @@ fn warns_about_deprecated_flags_and_settings_without_effect() {
     assert_eq!(
         warnings(&[
             "--backend-config=python,stub-timeout-seconds=9",
+            "--backend-config=tensorrt,plugins=x",
             "--backend-config=default-max-batch-size=2"
         ]),
         ""

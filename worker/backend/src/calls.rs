@@ -49,6 +49,8 @@ pub struct Called {
     pub parameters: Parameters,
     /// Its outputs; empty in a response that only marks the end.
     pub outputs: Vec<CalledOutput>,
+    /// Whether it only marks the end of the responses.
+    pub is_end: bool,
 }
 
 /// An output of a [`Called`].
@@ -175,7 +177,16 @@ impl Runtime {
     /// # Errors
     /// The version is not a number, or the server is stopping.
     pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
-        self.manage(name, Verb::IsReady(version.to_owned())).map(|answer| answer.ready)
+        self.manage(name, Verb::IsReady(version.to_owned())).map(|answer| answer.holds)
+    }
+
+    /// Returns whether a version of a model (empty: the latest) may send any number of responses to
+    /// a request.
+    ///
+    /// # Errors
+    /// The version is not a number, or the model is not ready.
+    pub fn model_is_decoupled(&self, name: &str, version: &str) -> Result<bool, InferError> {
+        self.manage(name, Verb::IsDecoupled(version.to_owned())).map(|answer| answer.holds)
     }
 
     fn manage(&self, model: &str, verb: Verb) -> Result<Answer, InferError> {
@@ -246,6 +257,11 @@ impl Iterator for Pending {
 }
 
 impl Pending {
+    /// Whether the last answer has been returned.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// Returns a handle that cancels the call.
     pub fn canceller(&self) -> Canceller {
         Canceller { session: self.session.clone(), call: self.call }
@@ -280,6 +296,7 @@ impl Pending {
             id: self.id.clone(),
             parameters: answer.parameters,
             outputs,
+            is_end: answer.empty,
         })
     }
 }

@@ -60,6 +60,11 @@ impl Answer {
         self.responder.is_cancelled()
     }
 
+    /// Returns the place of the request, for the traces of its calls.
+    pub(crate) fn place(&self) -> (u64, u32) {
+        self.responder.place()
+    }
+
     /// Marks the request as released by the backend.
     pub(crate) fn release(&self) {
         self.released.store(true, Ordering::Release);

@@ -16,6 +16,7 @@
 
 mod answer;
 mod backend;
+mod calls;
 mod complete;
 mod error;
 mod foreign;
@@ -33,6 +34,7 @@ mod request;
 mod response;
 mod settings;
 mod statistics;
+mod traces;
 mod values;
 
 /// How the names of the libraries begin.

@@ -70,7 +70,7 @@ interface! {
 
     /// `TRITONSERVER_BufferAttributesDelete`.
     fn attributes_delete(attributes: *mut Object<BufferAttributes>) {
-        object::take(attributes).map(drop)
+        object::delete(attributes)
     }
 
     /// `TRITONSERVER_BufferAttributesSetMemoryTypeId`.

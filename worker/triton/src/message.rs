@@ -53,7 +53,7 @@ interface! {
 
     /// `TRITONSERVER_MessageDelete`.
     fn message_delete(message: *mut Object<Message>) {
-        object::take(message).map(drop)
+        object::delete(message)
     }
 
     /// `TRITONSERVER_MessageSerializeToJson`. The text ends with a NUL that is not counted.

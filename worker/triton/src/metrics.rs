@@ -192,7 +192,7 @@ interface! {
 
     /// `TRITONSERVER_MetricDelete`.
     fn delete(metric: *mut Object<Metric>) {
-        object::take(metric).map(drop)
+        object::delete(metric)
     }
 
     /// `TRITONSERVER_MetricArgsNew`.
@@ -200,9 +200,9 @@ interface! {
         put(args, object::make(MetricArgs::default()))
     }
 
-    /// `TRITONSERVER_MetricArgsDelete`; null is allowed.
+    /// `TRITONSERVER_MetricArgsDelete`.
     fn args_delete(args: *mut Object<MetricArgs>) {
-        if args.is_null() { Ok(()) } else { object::take(args).map(drop) }
+        object::delete(args)
     }
 
     /// `TRITONSERVER_MetricArgsSetHistogram`.

@@ -96,6 +96,18 @@ pub(crate) unsafe fn take<T: Kind>(pointer: *mut Object<T>) -> Result<T, Fault> 
     Ok(value)
 }
 
+/// Deletes an object; null is allowed, as in Triton.
+///
+/// # Safety
+/// As for [`get`].
+///
+/// # Errors
+/// The object has another type or is deleted.
+pub(crate) unsafe fn delete<T: Kind>(pointer: *mut Object<T>) -> Result<(), Fault> {
+    // SAFETY: the caller guarantees it.
+    if pointer.is_null() { Ok(()) } else { unsafe { take(pointer) }.map(drop) }
+}
+
 /// # Safety
 /// As for [`get`].
 unsafe fn live<'a, T: Kind>(pointer: *const Object<T>) -> Result<&'a Object<T>, Fault> {

@@ -17,6 +17,7 @@ use crate::memory::BufferAttributes;
 use crate::message::{BOOL, DOUBLE, INT, STRING};
 use crate::model::Model;
 use crate::object::{self, Object, kinds};
+use crate::traces::Trace;
 use crate::values::CPU;
 
 /// The flags of the first and the last request of a sequence.
@@ -66,7 +67,7 @@ impl AttributesPointer {
 }
 
 /// A parameter in the form of the interface: the name, the kind and the value.
-struct RequestParameter {
+pub(crate) struct RequestParameter {
     name: CString,
     kind: c_int,
     value: Value,
@@ -80,7 +81,7 @@ enum Value {
 }
 
 impl RequestParameter {
-    fn new(name: &str, value: &Parameter) -> Self {
+    pub(crate) fn new(name: &str, value: &Parameter) -> Self {
         let (kind, value) = match value {
             Parameter::Bool(value) => (BOOL, Value::Bool(*value)),
             Parameter::Int(value) => (INT, Value::Int(*value)),
@@ -90,6 +91,24 @@ impl RequestParameter {
             Parameter::String(value) => (STRING, Value::Text(c_text(value))),
         };
         Self { name: c_text(name), kind, value }
+    }
+
+    /// Writes its name, kind and value.
+    ///
+    /// # Safety
+    /// The contract of this package.
+    pub(crate) unsafe fn put(
+        &self,
+        name: *mut *const c_char,
+        kind: *mut c_int,
+        value: *mut *const c_void,
+    ) -> Result<(), Fault> {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            put(name, self.name.as_ptr())?;
+            put(kind, self.kind)?;
+            put(value, self.pointer())
+        }
     }
 
     fn pointer(&self) -> *const c_void {
@@ -111,6 +130,8 @@ pub(crate) struct Request {
     timeout_us: u64,
     parameters: Vec<RequestParameter>,
     inputs: Vec<*mut Object<Input>>,
+    /// Null if the request is not traced.
+    trace: *mut Object<Trace>,
 }
 
 kinds! {
@@ -125,6 +146,13 @@ impl Request {
         inputs: Vec<Input>,
     ) -> Self {
         let details = request.details.as_deref();
+        let traced = details.filter(|details| details.traced);
+        let trace = traced.map_or(ptr::null_mut(), |details| {
+            object::make(Trace {
+                place: Some(answer.place()),
+                context: details.trace_context.as_deref().map(c_text),
+            })
+        });
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         Self {
             answer,
@@ -145,6 +173,7 @@ impl Request {
                 .map(|(name, value)| RequestParameter::new(name, value))
                 .collect(),
             inputs: inputs.into_iter().map(object::make).collect(),
+            trace,
         }
     }
 
@@ -181,6 +210,10 @@ impl Drop for Request {
         for input in self.inputs.drain(..) {
             // SAFETY: created by `make` and deleted here only.
             drop(unsafe { object::take(input) });
+        }
+        if !self.trace.is_null() {
+            // SAFETY: as above.
+            drop(unsafe { object::take(self.trace) });
         }
     }
 }
@@ -293,11 +326,10 @@ interface! {
         put(cancelled, object::get(request)?.answer.is_cancelled())
     }
 
-    /// `TRITONBACKEND_RequestTrace`. A backend sees no traces: the server records the times of a
-    /// request itself.
-    fn trace(request: *const Object<Request>, trace: *mut *mut c_void) {
-        object::get(request)?;
-        put(trace, ptr::null_mut())
+    /// `TRITONBACKEND_RequestTrace`: null if the request is not traced. The trace belongs to the
+    /// request.
+    fn trace(request: *const Object<Request>, trace: *mut *mut Object<Trace>) {
+        put(trace, object::get(request)?.trace)
     }
 
     /// `TRITONBACKEND_RequestParameterCount`.
@@ -320,9 +352,7 @@ interface! {
                 parameters.len()
             ))
         })?;
-        put(name, found.name.as_ptr())?;
-        put(kind, found.kind)?;
-        put(value, found.pointer())
+        found.put(name, kind, value)
     }
 
     /// `TRITONBACKEND_RequestInputCount`.

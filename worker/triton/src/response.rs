@@ -154,7 +154,7 @@ interface! {
 
     /// `TRITONBACKEND_ResponseFactoryDelete`.
     fn factory_delete(factory: *mut Object<Factory>) {
-        object::take(factory).map(drop)
+        object::delete(factory)
     }
 
     /// `TRITONBACKEND_ResponseFactorySendFlags`.
@@ -180,7 +180,7 @@ interface! {
 
     /// `TRITONBACKEND_ResponseDelete`: discards the response.
     fn delete(response: *mut Object<Response>) {
-        object::take(response).map(drop)
+        object::delete(response)
     }
 
     /// `TRITONBACKEND_ResponseSetStringParameter`.

@@ -114,7 +114,7 @@ interface! {
 
     /// `TRITONBACKEND_ModelInstanceResponseStatisticsDelete`.
     fn response_delete(statistics: *mut Object<ResponseStatistics>) {
-        object::take(statistics).map(drop)
+        object::delete(statistics)
     }
 
     /// `TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance`.

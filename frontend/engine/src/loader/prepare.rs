@@ -421,8 +421,10 @@ fn configuration(
     let own = match draft.backend() {
         "" if gguf.is_some() => LLAMACPP.to_owned(),
         "" if text.is_some() => TEXT_BACKEND.to_owned(),
+        "" => draft.backend_of_triton(&contents.files).unwrap_or_default().to_owned(),
         own => own.to_owned(),
     };
+    let is_of_triton = draft.backend_of_triton(&contents.files) == Some(own.as_str());
     let mut completes = false;
     let places: Vec<&Path> =
         contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent()).collect();
@@ -432,9 +434,16 @@ fn configuration(
         completes = true;
         names.push(&own);
     } else if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
-        let found = backends::find(&settings.program, model, &own, &places)?;
-        completes = matches!(found, backends::Found::Python(_) | backends::Found::Triton(_));
-        names.push(&own);
+        match backends::find(&settings.program, model, &own, &places) {
+            Ok(found) => {
+                completes =
+                    matches!(found, backends::Found::Python(_) | backends::Found::Triton(_));
+                names.push(&own);
+            }
+            // The files alone do not ask for this backend.
+            Err(_) if is_of_triton && draft.platform().is_empty() => {}
+            Err(error) => return Err(error),
+        }
     }
     let no_cuda_provider = launch::no_cuda_provider(&settings.program);
     let completion = Completion {

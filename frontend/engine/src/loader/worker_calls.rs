@@ -79,6 +79,12 @@ impl Models for Loader {
                     }
                     Ok(self.models.check_ready(&model, &version).await)
                 }
+                Verb::IsDecoupled(version) => {
+                    if !version.is_empty() {
+                        parse_version(&version)?;
+                    }
+                    Ok(self.models.serving(&model, &version)?.config.decoupled)
+                }
                 Verb::Unload(dependents) => {
                     self.unload_for(&caller, &model, dependents).await.map(|()| true)
                 }
