@@ -8,12 +8,13 @@
 #include "echo.h"
 
 static char where[64], how[64];
+static volatile uintptr_t nowhere = 8;
 
 static Error *trouble(const char *place) {
   if (strcmp(where, place) != 0)
     return NULL;
   if (strcmp(how, "crash") == 0)
-    *(volatile int *)8 = 1;
+    *(volatile int *)nowhere = 1;
   if (strcmp(how, "exit") == 0)
     exit(3);
   while (strcmp(how, "hang") == 0)
