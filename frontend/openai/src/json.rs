@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a text of at most `max_bytes` bytes.
+    /// Reads a text of at most `max_bytes` bytes; `usize::MAX` is no limit.
     pub(crate) fn text(
         &mut self,
         name: &str,
@@ -155,6 +155,9 @@ impl<'a> Fields<'a> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match serde_json::from_str::<String>(value.get()) {
             Ok(text) if text.len() <= max_bytes => Ok(Some(text)),
+            _ if max_bytes == usize::MAX => {
+                Err(invalid(&self.path(name), value.get(), "a string"))
+            }
             _ => {
                 let allowed = format_args!("a string of at most {max_bytes} bytes");
                 Err(invalid(&self.path(name), value.get(), allowed))

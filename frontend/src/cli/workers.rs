@@ -44,7 +44,8 @@ pub struct Workers {
         value_parser = seconds, help_heading = WORKERS
     )]
     pub worker_max_wait_secs: Duration,
-    /// Maximum seconds for a worker to execute one batch; 0 for no limit
+    /// Maximum seconds for a worker to execute one batch, including requests that it answers after
+    /// the batch (streams have their timeouts); 0 for no limit
     #[arg(
         long, value_name = "SECONDS", default_value = "0",
         env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds,
@@ -155,8 +156,8 @@ pub struct Workers {
         help_heading = WORKERS
     )]
     pub worker_cpu_limit: Option<f64>,
-    /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME
-    /// or DIR/NAME/model.py. The backends of the installation are available too; their directory is
+    /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME,
+    /// DIR/NAME/model.py or DIR/NAME/libtriton_NAME.so (a backend of Triton). The backends of the installation are available too; their directory is
     /// backends next to this executable, or ../lib/pharos/backends from there
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,

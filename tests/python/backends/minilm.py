@@ -42,7 +42,7 @@ def missing() -> str:
     """Returns why the model cannot be used; empty if it can."""
     if (home() / "ready").exists() and (home() / "ready").read_text() == stamp():
         return ""
-    return f"{home()} has no model: PYTHONPATH=tests/python python -m backends.minilm fetches it"
+    return f"{home()} has no model: `make test-minilm` fetches it"
 
 
 def stamp() -> str:

@@ -29,6 +29,20 @@ output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
 instance_group [ { kind: KIND_CPU profile: [ "small", "large" ] } ]
 """
 """The tensors and the instances of the model that calls each function."""
+SUMS = """
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+SEQUENCES = """
+sequence_batching {
+  oldest { max_candidate_sequences: 16 max_queue_delay_microseconds: 2000 }
+  state [ {
+    input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ]
+    initial_state: { name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true }
+  } ]
+}
+"""
+"""A model whose state is the sum of a sequence's inputs."""
 AT_LOAD = ["Initialize", "GetBackendAttribute", "ModelInitialize", "ModelInstanceInitialize"]
 """The entry points in which a load can fail."""
 AT_END = ["ModelInstanceFinalize", "ModelFinalize", "Finalize"]
@@ -39,7 +53,7 @@ AT_END = ["ModelInstanceFinalize", "ModelFinalize", "Finalize"]
 def backends(tmp_path_factory):
     """A backend directory with the libraries of all sources."""
     folder = tmp_path_factory.mktemp("backends")
-    for source in ("identity.c", "detached.c", "trouble.c", "complete.c", "functions.c"):
+    for source in ("identity.c", "detached.c", "trouble.c", "complete.c", "functions.c", "states.c"):
         compile(source, folder)
     return folder
 
@@ -53,6 +67,7 @@ def served(tmp_path_factory, backends):
     model(models, "later", "detached")
     model(models, "many", "detached", "model_transaction_policy { decoupled: true }")
     model(models, "functions", "functions", io=TEXT)
+    model(models, "sums", "states", SEQUENCES, io=SUMS)
     for name in NAMES:
         kind = "STRING" if name == "BYTES" else name
         io = "".join(f'{side} [ {{ name: "{side.upper()}0" data_type: TYPE_{kind} dims: [ -1, 2 ] }} ]\n' for side in ("input", "output"))
@@ -166,6 +181,54 @@ def test_answers_after_the_execution(served):
             assert answer["parameters"]["number"] == 0
     assert served.infer("later", request([[1]], fail="later")) == (503, {"error": "later"})
     assert served.infer("later", request([[1]], lose="yes")) == (500, {"error": "the model released the request without answering it"})
+
+
+def test_requests_that_are_never_answered(tmp_path, backends):
+    """`--worker-execution-timeout-secs` also limits requests that are answered after their batch; other requests are answered until then,
+    and the model is served again."""
+    model(tmp_path / "models", "later", "detached")
+    with triton_backends.server(tmp_path, backends, "--worker-execution-timeout-secs=1") as running, ThreadPoolExecutor(4) as threads:
+        never = threads.submit(running.infer, "later", request([[1]], never="yes"))
+        assert running.infer("later", request([[2]]))[0] == 200
+        status, answer = never.result()
+        assert status >= 500 and "twice" in answer["error"], answer
+        eventually("the model is served again", lambda: running.infer("later", request([[3]]))[0] == 200)
+
+
+def test_batching_hooks(tmp_path, backends):
+    """A model with a library that decides about batches does not load; a file of the usual name is in the log."""
+    model(tmp_path / "models", "hooked", "identity", parameter("TRITON_BATCH_STRATEGY_PATH", "/x.so"))
+    (model(tmp_path / "models", "beside", "identity") / "batchstrategy.so").write_bytes(b"")
+    with triton_backends.server(tmp_path, backends) as running:
+        state, reason = states(running)["hooked"]
+        assert state == "UNAVAILABLE" and "the parameter TRITON_BATCH_STRATEGY_PATH names '/x.so'" in reason
+        assert "batchstrategy.so' has no effect" in running.log.read_text()
+
+
+def step(running, sequence: int, value: int, start=False, end=False, **parameters):
+    """Sends a step of a sequence; returns its sum, or the error."""
+    given = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end, **parameters}
+    status, answer = running.infer("sums", request([[value]], **given))
+    return answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
+
+
+def test_states(served):
+    """The server keeps the states of sequences, answered at once or later, in batches; a step that fails or does not update keeps the
+    old value."""
+
+    def sequence(number: int):
+        later = {"later": "yes"} if number % 2 else {}
+        assert step(served, number, number, start=True, **later) == number
+        assert step(served, number, 10, **later) == number + 10
+        assert step(served, number, 100, keep="yes", **later) == number + 110
+        assert step(served, number, 1000, fail="yes", **later) == "failed"
+        assert step(served, number, 10000, end=True, **later) == number + 10010
+
+    with ThreadPoolExecutor(12) as threads:
+        for done in [threads.submit(sequence, number) for number in range(1, 25)]:
+            done.result()
+    statistics = served.statistics("sums")
+    assert statistics["execution_count"] < 24 * 5, statistics
 
 
 def test_decoupled(served):

@@ -10,6 +10,7 @@ use pharos::error::{ErrorCode, InferError};
 use pharos_backend::{Reply, Responder};
 
 use crate::error::Fault;
+use crate::joined::Kept;
 use crate::model::Model;
 
 /// How far a request is answered.
@@ -23,10 +24,19 @@ enum Progress {
     Rescheduled,
 }
 
+/// Where the responses go.
+pub(crate) enum Channel {
+    /// To the server, at any time.
+    Single(Responder),
+    /// To the batch, which waits for all its requests: the server stores the states of a batch when
+    /// it ends.
+    Joined(Kept),
+}
+
 /// The response channel of one request.
 pub(crate) struct Answer {
     pub(crate) model: Arc<Model>,
-    responder: Responder,
+    channel: Channel,
     /// The positions of the requested outputs; empty for all.
     wanted: Vec<u16>,
     /// Locked to read or write it only.
@@ -35,10 +45,10 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn new(model: &Arc<Model>, responder: Responder, wanted: Vec<u16>) -> Arc<Self> {
+    pub(crate) fn new(model: &Arc<Model>, channel: Channel, wanted: Vec<u16>) -> Arc<Self> {
         Arc::new(Self {
             model: model.clone(),
-            responder,
+            channel,
             wanted,
             progress: Mutex::new(Progress::Open),
             released: AtomicBool::new(false),
@@ -55,14 +65,28 @@ impl Answer {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| usize::from(*wanted) == output)
     }
 
-    /// Whether the request is cancelled.
+    /// Whether the request is cancelled. A step of a sequence with states is executed to its end.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.responder.is_cancelled()
+        match &self.channel {
+            Channel::Single(responder) => responder.is_cancelled(),
+            Channel::Joined(_) => false,
+        }
     }
 
     /// Returns the place of the request, for the traces of its calls.
     pub(crate) fn place(&self) -> (u64, u32) {
-        self.responder.place()
+        match &self.channel {
+            Channel::Single(responder) => responder.place(),
+            Channel::Joined(kept) => kept.place(),
+        }
+    }
+
+    /// Returns what the batch keeps of the request, if the batch waits for it.
+    pub(crate) fn kept(&self) -> Option<&Kept> {
+        match &self.channel {
+            Channel::Single(_) => None,
+            Channel::Joined(kept) => Some(kept),
+        }
     }
 
     /// Marks the request as released by the backend.
@@ -73,6 +97,11 @@ impl Answer {
     /// Whether the backend has released the request.
     pub(crate) fn is_released(&self) -> bool {
         self.released.load(Ordering::Acquire)
+    }
+
+    /// Whether the request needs no response any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        *self.progress.lock() != Progress::Open
     }
 
     /// Marks the request as rescheduled.
@@ -102,11 +131,18 @@ impl Answer {
     pub(crate) fn respond(&self, reply: Reply, last: bool) -> Result<(), Fault> {
         let last = last || !self.model.config.decoupled;
         self.advance(last)?;
-        match self.responder.respond(reply, last) {
+        let responder = match &self.channel {
+            Channel::Single(responder) => responder,
+            Channel::Joined(kept) => {
+                kept.reply(reply);
+                return Ok(());
+            }
+        };
+        match responder.respond(reply, last) {
             // The client is gone: the response counts as sent, as in Triton.
             Err(error) if error.code == ErrorCode::Cancelled => Ok(()),
             Err(error) if last => {
-                self.responder.fail(error.clone());
+                responder.fail(error.clone());
                 Err(error.into())
             }
             sent => sent.map_err(Fault::from),
@@ -122,16 +158,24 @@ impl Answer {
         if let Err(fault) = self.advance(true) {
             return if self.model.config.decoupled { Err(fault) } else { Ok(()) };
         }
-        match self.responder.finish() {
-            Err(error) if error.code == ErrorCode::Cancelled => Ok(()),
-            ended => ended.map_err(Fault::from),
+        match &self.channel {
+            // Without a reply, the batch fails the request.
+            Channel::Joined(_) => Ok(()),
+            Channel::Single(responder) => match responder.finish() {
+                Err(error) if error.code == ErrorCode::Cancelled => Ok(()),
+                ended => ended.map_err(Fault::from),
+            },
         }
     }
 
     /// Fails the request, unless it has ended.
     pub(crate) fn fail(&self, error: InferError) {
-        if self.advance(true).is_ok() {
-            self.responder.fail(error);
+        if self.advance(true).is_err() {
+            return;
+        }
+        match &self.channel {
+            Channel::Single(responder) => responder.fail(error),
+            Channel::Joined(kept) => kept.reply(Reply { error: Some(error), ..Reply::default() }),
         }
     }
 

@@ -10,8 +10,9 @@ use pharos_backend::{
     Backend, Batch, Context, Outputs, Readiness, RequestPart, in_clients_order, load_error,
 };
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Channel};
 use crate::error::{self, ErrorPointer};
+use crate::joined::{self, Kept};
 use crate::library::{self, Functions};
 use crate::model::{
     Attributes, BackendDescription, BackendObject, InstanceDescription, InstanceObject, Model,
@@ -136,13 +137,12 @@ impl Drop for HostedModel {
 /// # Errors
 /// The library is not a backend, or cannot load the model; for the author of the model.
 pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, InferError> {
-    if let Some(state) = context.config.states.first() {
-        return Err(load_error(format!(
-            "libraries of Triton's backends have no implicit state here \
-             (sequence_batching.state, output '{}')",
-            state.output_name
-        )));
+    if context.config.decoupled && !context.config.states.is_empty() {
+        return Err(load_error(
+            "a decoupled model cannot have implicit states (sequence_batching.state)",
+        ));
     }
+    check_batching(context, path)?;
     process::connect(context.runtime);
     process::set_verbose(context.verbose);
     let directory = path.parent().unwrap_or(Path::new("/")).to_string_lossy();
@@ -175,6 +175,28 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
     model.host.loaded("TRITONBACKEND_ModelInstanceInitialize", initialized)?;
     let shared = Model::new(context.config, context.runtime);
     Ok(Box::new(Instance { model, instance, shared, rescheduled: Vec::new() }))
+}
+
+/// Refuses code of the backend's author that decides about batches: it would run in the server's
+/// process, for every request.
+fn check_batching(context: &Context<'_>, path: &Path) -> Result<(), InferError> {
+    const PARAMETER: &str = "TRITON_BATCH_STRATEGY_PATH";
+    const FILE: &str = "batchstrategy.so";
+    if let Some(strategy) = context.config.parameters.get(PARAMETER) {
+        return Err(load_error(format!(
+            "the parameter {PARAMETER} names '{strategy}': libraries that decide about batches are \
+             not loaded; remove the parameter"
+        )));
+    }
+    let places = [Some(context.directory), Some(context.model_directory), path.parent()];
+    for place in places.into_iter().flatten().filter(|place| place.join(FILE).is_file()) {
+        let text = format!(
+            "'{}' has no effect: libraries that decide about batches are not loaded",
+            place.join(FILE).display()
+        );
+        crate::values::write_log('W', &text);
+    }
+    Ok(())
 }
 
 impl Instance {
@@ -217,7 +239,13 @@ impl Instance {
             let details = request.details.as_deref();
             let wanted = details.map(|details| details.outputs.clone()).unwrap_or_default();
             let order = details.map_or(&[][..], |details| &details.input_order);
-            let answer = Answer::new(&self.shared, outputs.detach(position)?, wanted);
+            let channel = if batch.config().states.is_empty() {
+                Channel::Single(outputs.detach(position)?)
+            } else {
+                let position = u32::try_from(position).unwrap_or(u32::MAX);
+                Channel::Joined(Kept::new((outputs.batch(), position)))
+            };
+            let answer = Answer::new(&self.shared, channel, wanted);
             let inputs = in_clients_order(inputs, &positions, order);
             made.push(Request::new(answer, request, inputs));
         }
@@ -255,6 +283,10 @@ impl Backend for Instance {
         // SAFETY: the contract of this package. On success, the requests belong to the library,
         // which releases each of them at any time.
         let failed = unsafe { execute(self.instance, pointers.as_mut_ptr(), count) };
+        let has_states = !self.shared.config.states.is_empty();
+        if has_states && failed.is_null() {
+            joined::wait(&answers);
+        }
         outputs.computed();
         if let Some(computation) = self.reports().and_then(|reports| reports.computation()) {
             outputs.computed_between(Instant(computation.start), Instant(computation.end));
@@ -269,6 +301,9 @@ impl Backend for Instance {
                     drop(unsafe { object::take(pointer) });
                 }
             }
+        }
+        if has_states {
+            joined::join(&answers, batch, outputs)?;
         }
         for (position, answer) in answers.into_iter().enumerate() {
             if answer.is_rescheduled() {

@@ -125,14 +125,15 @@ pub(crate) unsafe fn consume(error: ErrorPointer) -> InferError {
     said
 }
 
-/// Defines functions of the interface that return an error. They all have the same contract.
+/// Defines functions of the interface that return an error. They all have the same contract. A panic
+/// in one of them ends the process.
 macro_rules! interface {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => { $(
         $(#[$attribute])*
         ///
         /// # Safety
         /// The contract of this package.
-        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $crate::error::ErrorPointer {
+        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::error::ErrorPointer {
             // SAFETY: the contract of this package.
             $crate::error::outcome(move || unsafe { $body })
         }
@@ -144,7 +145,7 @@ pub(crate) use interface;
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn new(code: Code, text: *const c_char) -> ErrorPointer {
+pub(crate) unsafe extern "C" fn new(code: Code, text: *const c_char) -> ErrorPointer {
     // SAFETY: the caller guarantees it.
     let text = unsafe { text_or(text, "") };
     let known = (0..=CANCELLED).contains(&code);
@@ -155,7 +156,7 @@ pub(crate) unsafe extern "C-unwind" fn new(code: Code, text: *const c_char) -> E
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn delete(error: ErrorPointer) {
+pub(crate) unsafe extern "C" fn delete(error: ErrorPointer) {
     // SAFETY: the caller guarantees it. A pointer that is not valid is ignored: the function cannot
     // report it.
     drop(unsafe { object::take(error) });
@@ -165,7 +166,7 @@ pub(crate) unsafe extern "C-unwind" fn delete(error: ErrorPointer) {
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn code(error: ErrorPointer) -> Code {
+pub(crate) unsafe extern "C" fn code(error: ErrorPointer) -> Code {
     // SAFETY: the caller guarantees it.
     unsafe { object::get(error) }.map_or(0, |error| error.code)
 }
@@ -174,7 +175,7 @@ pub(crate) unsafe extern "C-unwind" fn code(error: ErrorPointer) -> Code {
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn code_string(error: ErrorPointer) -> *const c_char {
+pub(crate) unsafe extern "C" fn code_string(error: ErrorPointer) -> *const c_char {
     // SAFETY: the caller guarantees it.
     let name = match unsafe { code(error) } {
         INTERNAL => c"Internal",
@@ -193,7 +194,7 @@ pub(crate) unsafe extern "C-unwind" fn code_string(error: ErrorPointer) -> *cons
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn message(error: ErrorPointer) -> *const c_char {
+pub(crate) unsafe extern "C" fn message(error: ErrorPointer) -> *const c_char {
     // SAFETY: the caller guarantees it.
     unsafe { object::get(error) }.map_or(c"".as_ptr(), |error| error.text.as_ptr())
 }

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 
 use crate::error::ErrorPointer;
 use crate::{
-    calls, error, memory, message, metrics, model, request, response, statistics, traces, values,
+    calls, error, memory, message, metrics, model, request, response, states, statistics, traces,
+    values,
 };
 
 /// A function and its name.
@@ -19,7 +20,7 @@ macro_rules! functions {
 /// Lists functions that answer UNSUPPORTED with their names.
 macro_rules! unsupported {
     ($($name:literal,)*) => { [$(($name, {
-        extern "C-unwind" fn unsupported() -> ErrorPointer {
+        extern "C" fn unsupported() -> ErrorPointer {
             values::unsupported($name).into()
         }
         unsupported as *const c_void
@@ -114,6 +115,10 @@ pub(crate) fn table() -> Vec<Named> {
         "TRITONBACKEND_ResponseSetDoubleParameter" => response::set_double,
         "TRITONBACKEND_ResponseSetIntParameter" => response::set_int,
         "TRITONBACKEND_ResponseSetStringParameter" => response::set_string,
+        "TRITONBACKEND_StateBuffer" => states::buffer,
+        "TRITONBACKEND_StateBufferAttributes" => states::buffer_attributes,
+        "TRITONBACKEND_StateNew" => states::new,
+        "TRITONBACKEND_StateUpdate" => states::update,
         "TRITONSERVER_ApiVersion" => values::server_version,
         "TRITONSERVER_BufferAttributesByteSize" => memory::attributes_bytes,
         "TRITONSERVER_BufferAttributesCudaIpcHandle" => memory::attributes_cuda,
@@ -224,10 +229,6 @@ pub(crate) fn table() -> Vec<Named> {
     let unsupported = unsupported! {
         "TRITONBACKEND_InferenceResponseOutput",
         "TRITONBACKEND_InferenceResponseOutputByName",
-        "TRITONBACKEND_StateBuffer",
-        "TRITONBACKEND_StateBufferAttributes",
-        "TRITONBACKEND_StateNew",
-        "TRITONBACKEND_StateUpdate",
         "TRITONCACHE_ApiVersion",
         "TRITONCACHE_CacheEntryAddBuffer",
         "TRITONCACHE_CacheEntryBufferCount",

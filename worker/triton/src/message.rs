@@ -68,7 +68,7 @@ interface! {
 ///
 /// # Safety
 /// The contract of this package: the value is a string, or points to a value of the kind.
-pub(crate) unsafe extern "C-unwind" fn parameter_new(
+pub(crate) unsafe extern "C" fn parameter_new(
     name: *const c_char,
     kind: c_int,
     value: *const c_void,
@@ -113,7 +113,7 @@ unsafe fn value_of(kind: c_int, value: *const c_void) -> Result<Parameter, Fault
 ///
 /// # Safety
 /// The contract of this package: the bytes live as long as the parameter.
-pub(crate) unsafe extern "C-unwind" fn parameter_bytes_new(
+pub(crate) unsafe extern "C" fn parameter_bytes_new(
     name: *const c_char,
     base: *const c_char,
     size: u64,
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C-unwind" fn parameter_bytes_new(
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn parameter_delete(parameter: *mut Object<OwnParameter>) {
+pub(crate) unsafe extern "C" fn parameter_delete(parameter: *mut Object<OwnParameter>) {
     // SAFETY: the caller guarantees it. A pointer that is not valid is ignored: the function cannot
     // report it.
     drop(unsafe { object::take(parameter) });

@@ -17,6 +17,7 @@ use crate::memory::BufferAttributes;
 use crate::message::{BOOL, DOUBLE, INT, STRING};
 use crate::model::Model;
 use crate::object::{self, Object, kinds};
+use crate::states::StatePointer;
 use crate::traces::Trace;
 use crate::values::CPU;
 
@@ -132,6 +133,8 @@ pub(crate) struct Request {
     inputs: Vec<*mut Object<Input>>,
     /// Null if the request is not traced.
     trace: *mut Object<Trace>,
+    /// The states that the backend has created. Locked to add one only.
+    pub(crate) states: Mutex<Vec<StatePointer>>,
 }
 
 kinds! {
@@ -174,6 +177,7 @@ impl Request {
                 .collect(),
             inputs: inputs.into_iter().map(object::make).collect(),
             trace,
+            states: Mutex::default(),
         }
     }
 
@@ -219,9 +223,10 @@ impl Drop for Request {
 }
 
 impl Input {
-    /// Returns the only buffer, which an input without bytes does not have, as in Triton.
+    /// Returns the only buffer. An input without bytes has none, but its first buffer may be asked
+    /// for, as in Triton.
     fn buffer(&self, index: u32) -> Result<&[u8], Fault> {
-        if index == 0 && !self.data.is_empty() {
+        if index == 0 {
             return Ok(&self.data);
         }
         Err(Fault::invalid(format!(

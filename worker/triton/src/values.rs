@@ -63,7 +63,7 @@ pub(crate) fn write_log(letter: char, text: &str) {
 }
 
 /// `TRITONSERVER_LogIsEnabled`.
-pub(crate) extern "C-unwind" fn log_is_enabled(level: c_int) -> bool {
+pub(crate) extern "C" fn log_is_enabled(level: c_int) -> bool {
     (0..VERBOSE).contains(&level) || (level == VERBOSE && crate::process::is_verbose())
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn datatype(number: c_int) -> Result<DataType, Fault> {
 }
 
 /// `TRITONSERVER_DataTypeString`.
-pub(crate) extern "C-unwind" fn datatype_string(number: c_int) -> *const c_char {
+pub(crate) extern "C" fn datatype_string(number: c_int) -> *const c_char {
     let name = match number {
         1 => c"BOOL",
         2 => c"UINT8",
@@ -100,19 +100,19 @@ pub(crate) extern "C-unwind" fn datatype_string(number: c_int) -> *const c_char 
 ///
 /// # Safety
 /// The contract of this package.
-pub(crate) unsafe extern "C-unwind" fn datatype_of(name: *const c_char) -> c_int {
+pub(crate) unsafe extern "C" fn datatype_of(name: *const c_char) -> c_int {
     // SAFETY: the caller guarantees it.
     let name = unsafe { text_or(name, "") };
     DataType::from_name(&name).map_or(0, |datatype| c_int::from(datatype.number()))
 }
 
 /// `TRITONSERVER_DataTypeByteSize`; 0 for BYTES and for unknown numbers.
-pub(crate) extern "C-unwind" fn datatype_size(number: c_int) -> u32 {
+pub(crate) extern "C" fn datatype_size(number: c_int) -> u32 {
     datatype(number).ok().and_then(DataType::size).and_then(|size| u32::try_from(size).ok()).unwrap_or(0)
 }
 
 /// `TRITONSERVER_MemoryTypeString`.
-pub(crate) extern "C-unwind" fn memory_string(kind: c_int) -> *const c_char {
+pub(crate) extern "C" fn memory_string(kind: c_int) -> *const c_char {
     let name = match kind {
         CPU => c"CPU",
         CPU_PINNED => c"CPU_PINNED",
@@ -123,7 +123,7 @@ pub(crate) extern "C-unwind" fn memory_string(kind: c_int) -> *const c_char {
 }
 
 /// `TRITONSERVER_InstanceGroupKindString`.
-pub(crate) extern "C-unwind" fn instance_kind_string(kind: c_int) -> *const c_char {
+pub(crate) extern "C" fn instance_kind_string(kind: c_int) -> *const c_char {
     let name = match kind {
         0 => c"AUTO",
         KIND_CPU => c"CPU",
@@ -135,7 +135,7 @@ pub(crate) extern "C-unwind" fn instance_kind_string(kind: c_int) -> *const c_ch
 }
 
 /// `TRITONSERVER_ParameterTypeString`.
-pub(crate) extern "C-unwind" fn parameter_string(kind: c_int) -> *const c_char {
+pub(crate) extern "C" fn parameter_string(kind: c_int) -> *const c_char {
     let name = match kind {
         0 => c"STRING",
         1 => c"INT",
@@ -148,7 +148,7 @@ pub(crate) extern "C-unwind" fn parameter_string(kind: c_int) -> *const c_char {
 }
 
 /// `TRITONSERVER_InferenceTraceLevelString`.
-pub(crate) extern "C-unwind" fn trace_level_string(level: c_int) -> *const c_char {
+pub(crate) extern "C" fn trace_level_string(level: c_int) -> *const c_char {
     let name = match level {
         0 => c"DISABLED",
         1 => c"MIN",
@@ -161,7 +161,7 @@ pub(crate) extern "C-unwind" fn trace_level_string(level: c_int) -> *const c_cha
 }
 
 /// `TRITONSERVER_InferenceTraceActivityString`.
-pub(crate) extern "C-unwind" fn trace_activity_string(activity: c_int) -> *const c_char {
+pub(crate) extern "C" fn trace_activity_string(activity: c_int) -> *const c_char {
     let name = match activity {
         0 => c"REQUEST_START",
         1 => c"QUEUE_START",

@@ -50,8 +50,9 @@ impl InFlight {
         self.requests.iter().filter(|(_, request)| !request.batched.padding).count() as i64
     }
 
-    /// Moves the requests that are answered later out of the batch and replaces them by padding.
-    pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
+    /// Moves the requests that are answered later out of the batch, which has executed `since` then,
+    /// and replaces them by padding.
+    pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred, since: Instant) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
             let Some(place) = place
@@ -60,14 +61,23 @@ impl InFlight {
                 continue;
             };
             let stand_in = Request::padding(stand_in(&place.1.batched));
-            deferred.insert((done.batch, position), std::mem::replace(place, stand_in));
+            let (id, request) = std::mem::replace(place, stand_in);
+            deferred.insert((done.batch, position), DeferredRequest { id, request, since });
         }
     }
 }
 
+/// A request that its backend answers after its batch.
+pub(super) struct DeferredRequest {
+    pub(super) id: RequestId,
+    pub(super) request: Request,
+    /// When its batch began to execute.
+    pub(super) since: Instant,
+}
+
 /// The deferred requests of one instance, by batch and position in it: their backend answers them
 /// after their batch is over, while the instance executes other batches.
-pub(super) type Deferred = HashMap<(u64, u32), (RequestId, Request)>;
+pub(super) type Deferred = HashMap<(u64, u32), DeferredRequest>;
 
 /// A ready instance.
 pub(super) struct Member {
@@ -186,7 +196,7 @@ impl State {
     pub(super) fn cancellation_frame(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
         self.members.values().find_map(|member| {
             let (&(batch, position), _) =
-                member.deferred.iter().find(|(_, (request, _))| *request == id)?;
+                member.deferred.iter().find(|(_, deferred)| deferred.id == id)?;
             Some((member.link.clone(), ToWorker::CancelRequest(batch, position)))
         })
     }
@@ -279,7 +289,7 @@ impl Driver {
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
             }
-            batch.keep_deferred(&mut done, &mut member.deferred);
+            batch.keep_deferred(&mut done, &mut member.deferred, executing_since);
             member.update_busy_time(now);
             member.is_full = member.deferred.len() >= self.config.max_open_requests;
             let has_room = !member.is_full;
@@ -422,7 +432,7 @@ impl Driver {
             let Some(member) = state.remove_member(instance, now) else { return };
             state.scheduler.instance_lost(instance, now);
             // Deferred requests were executing, as the first batch was.
-            for (id, request) in member.deferred.into_values() {
+            for DeferredRequest { id, request, .. } in member.deferred.into_values() {
                 self.request_lost(state, id, request, true, now);
             }
             for (position, batch) in member.in_flight.into_iter().enumerate() {
@@ -540,14 +550,19 @@ impl Driver {
         self.lock().members.get(&instance).is_some_and(|member| !member.is_idle())
     }
 
-    /// Returns when the currently executing batch of an instance was sent, if there is one.
+    /// Returns when an instance began to execute its current batch, or the oldest batch with a
+    /// request that it has not answered since; `None` if it executes nothing.
     pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
         let state = self.lock();
         let member = state.members.get(&instance)?;
-        let first = member.in_flight.first()?;
-        let mut moved = first.requests.iter().map(|(_, request)| request.sender.moved_at());
-        // An instance that waits for a slow reader does not execute.
-        moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
+        let of_batch = member.in_flight.first().and_then(|first| {
+            let mut moved = first.requests.iter().map(|(_, request)| request.sender.moved_at());
+            // An instance that waits for a slow reader does not execute.
+            moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
+        });
+        // Responses of decoupled models have timeouts that the model sets.
+        let deferred = member.deferred.values().filter(|_| !self.config.decoupled);
+        of_batch.into_iter().chain(deferred.map(|deferred| deferred.since)).min()
     }
 
     /// Returns the number of accepted requests without an answer.
@@ -566,8 +581,8 @@ impl Driver {
     pub(crate) fn request_at(&self, batch: u64, position: u32) -> Option<Arc<BatchedRequest>> {
         let state = self.lock();
         for member in state.members.values() {
-            if let Some((_, request)) = member.deferred.get(&(batch, position)) {
-                return Some(request.batched.clone());
+            if let Some(deferred) = member.deferred.get(&(batch, position)) {
+                return Some(deferred.request.batched.clone());
             }
             if let Some(flying) = member.in_flight.iter().find(|flying| flying.batch == batch) {
                 return flying

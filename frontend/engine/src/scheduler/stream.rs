@@ -25,6 +25,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
+use super::in_flight::DeferredRequest;
 use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
 use crate::wire::{BatchedRequest, SharedLink};
 use pharos_os::clock;
@@ -375,12 +376,12 @@ impl State {
         let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
         let place = (frame.batch, frame.request);
         if let Entry::Occupied(mut entry) = member.deferred.entry(place) {
-            let booked = match &mut entry.get_mut().1 {
+            let booked = match &mut entry.get_mut().request {
                 Request { sender: AnswerSender::Many(sink), batched, .. } => {
                     sink.take(batched.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
                 _ => {
-                    let (id, request) = entry.remove();
+                    let DeferredRequest { id, request, .. } = entry.remove();
                     member.update_busy_time(clock::now());
                     return Ok(Some(ReceivedResponse::Single(id, request)));
                 }

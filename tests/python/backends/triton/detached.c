@@ -1,9 +1,11 @@
 /* Answers after the execution has returned: a thread takes the requests of each batch. Of a decoupled
  * model, a request gets as many responses as the first element of INPUT0 says; each is the input, with
  * the parameter `number`. `keep` releases the request before its first response, `lose` ends without
- * an answer, `fail` sends its text as an error, `wait` waits until the request is cancelled. */
+ * an answer, `fail` sends its text as an error, `wait` waits until the request is cancelled, `never`
+ * never answers. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "echo.h"
 
@@ -55,6 +57,8 @@ static Error *answer(struct work *work) {
     S(LogMessage)(LOG_WARN, __FILE__, __LINE__, "the request was cancelled");
     return NULL;
   }
+  while (parameter(request, "never") != NULL)
+    sleep(1);
   if (parameter(request, "lose") != NULL)
     return NULL;
   if (!work->decoupled)

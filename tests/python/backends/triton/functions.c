@@ -368,7 +368,8 @@ static void check_request(Request *request) {
   SAME(memory == MEMORY_CPU);
   State *state;
   int64_t one = 1;
-  FAILS(UNSUPPORTED, B(StateNew)(&state, request, "s", TYPE_INT32, &one, 1));
+  BAD(B(StateNew)(&state, request, "s", TYPE_INT32, &one, 1));
+  BAD(B(StateUpdate)(NULL));
   BAD(B(RequestRelease)(request, 0));
   BAD(B(RequestRelease)(request, RELEASE_RESCHEDULE));
   BAD(B(RequestRelease)(NULL, RELEASE_ALL));

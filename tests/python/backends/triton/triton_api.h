@@ -182,8 +182,12 @@ Error *B(ResponseSend)(Response *, uint32_t flags, Error *);
 Error *B(OutputBuffer)(Output *, void **, uint64_t size, int *memory, int64_t *id);
 Error *B(OutputBufferAttributes)(Output *, BufferAttributes **);
 
-/* Refused by this server, with their names. */
 Error *B(StateNew)(State **, Request *, const char *, int, const int64_t *, uint32_t);
+Error *B(StateBuffer)(State *, void **, uint64_t size, int *memory, int64_t *id);
+Error *B(StateBufferAttributes)(State *, BufferAttributes **);
+Error *B(StateUpdate)(State *);
+
+/* Refused by this server, with its name. */
 Error *S(ServerMetadata)(Server *, Message **);
 
 /* The entry points. */
