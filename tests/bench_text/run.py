@@ -181,8 +181,8 @@ def measure(options, servers: list, loop: Loop, all_texts: list) -> dict:
             found = {"one text": loop.one_by_one(sent), "best batch": max(best.values())}
             # The servers take turns at being the first, because the machine's speed changes within a round.
             first = number % len(servers)
-            for server in servers[first:] + servers[:first]:
-                for count in clients:
+            for count in clients:
+                for server in servers[first:] + servers[:first]:
                     found[server.name, count, "rate"], found[server.name, count, "ms"] = ask(server, sent, count)
             print(number, {size: round(rate, 1) for size, rate in best.items()}, {key: round(value, 1) for key, value in found.items()}, flush=True)
             for key, value in found.items() if number else ():

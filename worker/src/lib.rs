@@ -38,8 +38,8 @@ use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use pharos_backend::runtime::{Reader, Sender, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
-use crate::backend::{OtherLibraries, Registry};
 pub use crate::backend::{CreateFromLibrary, GraphTensor, ReadOutput, SharedSession};
+use crate::backend::{OtherLibraries, Registry};
 use crate::descriptors::{Inherited, SharedDescriptors};
 use crate::device::Cuda;
 use crate::fork_server::Served;
@@ -132,10 +132,11 @@ impl Worker {
 
     /// Completes the configuration of a model: the file of the answer is the next argument.
     fn complete(&self, out: Option<OsString>) -> ExitCode {
-        let (Some(complete), Some(library), Some(out)) =
-            (self.complete, backend::library(), out)
+        let (Some(complete), Some(library), Some(out)) = (self.complete, backend::library(), out)
         else {
-            eprintln!("pharos-worker {AUTO_COMPLETE}: expected a file and the library of a backend");
+            eprintln!(
+                "pharos-worker {AUTO_COMPLETE}: expected a file and the library of a backend"
+            );
             return ExitCode::from(2);
         };
         let completed = end_with_the_frontend().and_then(|()| complete(&library, Path::new(&out)));

@@ -155,9 +155,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match serde_json::from_str::<String>(value.get()) {
             Ok(text) if text.len() <= max_bytes => Ok(Some(text)),
-            _ if max_bytes == usize::MAX => {
-                Err(invalid(&self.path(name), value.get(), "a string"))
-            }
+            _ if max_bytes == usize::MAX => Err(invalid(&self.path(name), value.get(), "a string")),
             _ => {
                 let allowed = format_args!("a string of at most {max_bytes} bytes");
                 Err(invalid(&self.path(name), value.get(), allowed))

@@ -154,8 +154,12 @@ fn answers_that_contradict_are_refused() {
 /// Triton's models receive the configuration in this form.
 #[test]
 fn the_query_has_all_defaults() {
-    let place =
-        CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"", backend_settings: &[] };
+    let place = CodeLocation {
+        version: 3,
+        directory: "/models/m/3",
+        model_directory: "/models/\"m\"",
+        backend_settings: &[],
+    };
     let question = resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &[]);
     for part in [
         r#"{"config":{"name":"m","platform":"","backend":"python""#,

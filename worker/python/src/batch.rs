@@ -7,9 +7,7 @@ use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::tensor::byte_size;
 use pharos::wire::Details;
-use pharos_backend::{
-    Batch, Input, Outputs, ReceivedPiece, RequestPart, in_clients_order,
-};
+use pharos_backend::{Batch, Input, Outputs, ReceivedPiece, RequestPart, in_clients_order};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 

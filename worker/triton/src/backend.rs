@@ -91,7 +91,10 @@ impl Host {
     ///
     /// # Errors
     /// The backend's message.
-    pub(crate) fn load(self, description: &ModelDescription<'_>) -> Result<HostedModel, InferError> {
+    pub(crate) fn load(
+        self,
+        description: &ModelDescription<'_>,
+    ) -> Result<HostedModel, InferError> {
         let model = object::make(ModelObject::new(description, self.backend));
         // SAFETY: the contract of this package; the object lives until the process ends.
         let initialized = self.functions.model_initialize.map(|call| unsafe { call(model) });
@@ -126,8 +129,7 @@ impl HostedModel {
 impl Drop for HostedModel {
     fn drop(&mut self) {
         // SAFETY: the contract of this package; the model is not used afterwards.
-        let finalized =
-            self.host.functions.model_finalize.map(|call| unsafe { call(self.model) });
+        let finalized = self.host.functions.model_finalize.map(|call| unsafe { call(self.model) });
         self.host.ended("TRITONBACKEND_ModelFinalize", finalized);
     }
 }

@@ -308,11 +308,7 @@ impl CallResponse {
     ///
     /// # Safety
     /// The contract of this package.
-    unsafe fn place(
-        &mut self,
-        outputs: Vec<CalledOutput>,
-        token: Token,
-    ) -> Result<(), InferError> {
+    unsafe fn place(&mut self, outputs: Vec<CalledOutput>, token: Token) -> Result<(), InferError> {
         // SAFETY: the caller guarantees it.
         unsafe {
             let allocator = object::get(self.allocator)
@@ -414,7 +410,10 @@ fn as_pointers(parameters: &Parameters) -> Vec<RequestParameter> {
 ///
 /// # Safety
 /// The contract of this package.
-unsafe fn infer(request: *mut Object<CallRequestObject>, trace: *mut Object<Trace>) -> Result<(), Fault> {
+unsafe fn infer(
+    request: *mut Object<CallRequestObject>,
+    trace: *mut Object<Trace>,
+) -> Result<(), Fault> {
     // SAFETY: the caller guarantees it.
     let this = unsafe { object::get(request) }?;
     let runtime = runtime()?;

@@ -28,6 +28,7 @@ macro_rules! unsupported {
 }
 
 /// Returns all functions.
+#[expect(clippy::too_many_lines, reason = "a list")]
 pub(crate) fn table() -> Vec<Named> {
     let works = functions! {
         "TRITONBACKEND_ApiVersion" => values::backend_version,

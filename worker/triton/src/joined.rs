@@ -158,9 +158,8 @@ fn join_output(
     let Some(first) = parts.iter().flatten().next() else { return Ok(()) };
     let batches = batch.config().batches();
     let rest = |shape: &[i64]| shape.get(usize::from(batches)..).unwrap_or_default().to_vec();
-    let rows = |position: usize| {
-        batch.requests.get(position).map_or(0, |request| i64::from(request.rows))
-    };
+    let rows =
+        |position: usize| batch.requests.get(position).map_or(0, |request| i64::from(request.rows));
     let fits = |position: usize, part: &Part| {
         part.datatype == first.datatype
             && rest(&part.shape) == rest(&first.shape)

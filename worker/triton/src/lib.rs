@@ -9,7 +9,7 @@
 //! Contract for `unsafe`, of this package: a library calls the functions with the types of the
 //! interface. A pointer to an object is null or was returned by a function of the interface; all other
 //! pointers are null or valid as the interface specifies, for the duration of the call; a string ends
-//! with a NUL. Objects are checked ([`object`]); other pointers can only be checked for null and
+//! with a NUL. Objects are checked (`object`); other pointers can only be checked for null and
 //! alignment. A library that breaks this contract harms only its process.
 
 #![allow(unsafe_code)]

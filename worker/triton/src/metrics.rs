@@ -104,7 +104,8 @@ impl Metric {
             dimensions,
         };
         let texts: Vec<&str> = values.iter().map(String::as_str).collect();
-        let series = process::runtime().map(|runtime| runtime.metrics().own_series(&described, &texts));
+        let series =
+            process::runtime().map(|runtime| runtime.metrics().own_series(&described, &texts));
         let series = series.transpose().map_err(|error| Fault::invalid(error.to_string()))?;
         let value = VALUES.lock().entry((described.name, values)).or_default().clone();
         let family_deleted = family.deleted.clone();

@@ -78,8 +78,7 @@ pub(crate) unsafe fn get<'a, T: Kind>(pointer: *const Object<T>) -> Result<&'a T
 pub(crate) unsafe fn take<T: Kind>(pointer: *mut Object<T>) -> Result<T, Fault> {
     // SAFETY: the caller guarantees it.
     let object = unsafe { live(pointer) }?;
-    let cleared =
-        object.tag.compare_exchange(T::TAG, DELETED, Ordering::AcqRel, Ordering::Relaxed);
+    let cleared = object.tag.compare_exchange(T::TAG, DELETED, Ordering::AcqRel, Ordering::Relaxed);
     cleared.map_err(|_| deleted::<T>())?;
     // SAFETY: initialized, and the cleared tag ends all further access to it.
     let value = unsafe { (*object.value.get()).assume_init_read() };

@@ -194,7 +194,10 @@ fn library(soname: &str, functions: &[&str]) -> Vec<u8> {
 ///
 /// # Errors
 /// The reason, as the end of a sentence.
-pub(crate) fn load(soname: &str, functions: &[(&'static str, *const c_void)]) -> Result<(), String> {
+pub(crate) fn load(
+    soname: &str,
+    functions: &[(&'static str, *const c_void)],
+) -> Result<(), String> {
     let names: Vec<&str> = functions.iter().map(|(name, _)| *name).collect();
     let file = anonymous_file(soname, &library(soname, &names))
         .map_err(|error| format!("needs {soname}, which cannot be created in memory: {error}"))?;
@@ -236,16 +239,22 @@ mod tests {
 
     #[test]
     fn functions_of_the_library_lead_to_this_program() {
-        let functions: [(&str, *const c_void); 2] =
-            [("placeholder_seven", seven as *const c_void), ("placeholder_sum", sum as *const c_void)];
+        let functions: [(&str, *const c_void); 2] = [
+            ("placeholder_seven", seven as *const c_void),
+            ("placeholder_sum", sum as *const c_void),
+        ];
         load("libplaceholder-1a2b.so", &functions).expect("a loaded library");
         // SAFETY: the names end with a NUL; the found functions have these types.
         let (seven, sum) = unsafe {
             let found = |name: &std::ffi::CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
             assert!(!found(c"placeholder_seven").is_null());
             (
-                std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(found(c"placeholder_seven")),
-                std::mem::transmute::<*mut c_void, extern "C" fn(i32, i32) -> i32>(found(c"placeholder_sum")),
+                std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(found(
+                    c"placeholder_seven",
+                )),
+                std::mem::transmute::<*mut c_void, extern "C" fn(i32, i32) -> i32>(found(
+                    c"placeholder_sum",
+                )),
             )
         };
         assert_eq!((seven(), sum(20, 3)), (7, 23));

@@ -60,10 +60,7 @@ impl AttributesPointer {
         place: &Mutex<Option<Self>>,
         bytes: usize,
     ) -> *mut Object<BufferAttributes> {
-        place
-            .lock()
-            .get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes))))
-            .0
+        place.lock().get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes)))).0
     }
 }
 

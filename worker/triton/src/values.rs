@@ -69,9 +69,10 @@ pub(crate) extern "C" fn log_is_enabled(level: c_int) -> bool {
 
 /// Returns the datatype with this number.
 pub(crate) fn datatype(number: c_int) -> Result<DataType, Fault> {
-    u8::try_from(number).ok().and_then(DataType::from_number).ok_or_else(|| {
-        Fault::invalid(format!("the datatype is {number}; 1 to 14 are allowed"))
-    })
+    u8::try_from(number)
+        .ok()
+        .and_then(DataType::from_number)
+        .ok_or_else(|| Fault::invalid(format!("the datatype is {number}; 1 to 14 are allowed")))
 }
 
 /// `TRITONSERVER_DataTypeString`.
@@ -108,7 +109,11 @@ pub(crate) unsafe extern "C" fn datatype_of(name: *const c_char) -> c_int {
 
 /// `TRITONSERVER_DataTypeByteSize`; 0 for BYTES and for unknown numbers.
 pub(crate) extern "C" fn datatype_size(number: c_int) -> u32 {
-    datatype(number).ok().and_then(DataType::size).and_then(|size| u32::try_from(size).ok()).unwrap_or(0)
+    datatype(number)
+        .ok()
+        .and_then(DataType::size)
+        .and_then(|size| u32::try_from(size).ok())
+        .unwrap_or(0)
 }
 
 /// `TRITONSERVER_MemoryTypeString`.

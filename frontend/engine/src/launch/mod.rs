@@ -423,8 +423,7 @@ pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
         files.push(found.path().to_owned());
     } else if !ORDINARY.contains(&model.backend)
         && !program.is_python(model.backend)
-        && let Ok(found) =
-            backends::find(program, model.name, model.backend, &places)
+        && let Ok(found) = backends::find(program, model.name, model.backend, &places)
     {
         files.push(found.path().to_owned());
     }

@@ -426,8 +426,12 @@ fn configuration(
     };
     let is_of_triton = draft.backend_of_triton(&contents.files) == Some(own.as_str());
     let mut completes = false;
-    let places: Vec<&Path> =
-        contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent()).collect();
+    let places: Vec<&Path> = contents
+        .versions
+        .values()
+        .map(PathBuf::as_path)
+        .chain(contents.config_path.parent())
+        .collect();
     let named = backends::named_library(&settings.program, model, &own, draft.runtime(), &places)?;
     let is_compiled = named.is_some();
     if is_compiled {

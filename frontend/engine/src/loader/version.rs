@@ -627,7 +627,8 @@ fn canonical(path: PathBuf) -> PathBuf {
 /// Returns the directory of the model whose version is in this directory: the directory above, or
 /// the same if versions have no directories.
 fn model_directory(version: &Path) -> PathBuf {
-    let is_number = version.file_name().and_then(|name| name.to_str()?.parse::<u64>().ok()).is_some();
+    let is_number =
+        version.file_name().and_then(|name| name.to_str()?.parse::<u64>().ok()).is_some();
     let above = version.parent().filter(|_| is_number);
     above.unwrap_or(version).to_owned()
 }

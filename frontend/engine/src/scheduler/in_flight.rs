@@ -52,7 +52,12 @@ impl InFlight {
 
     /// Moves the requests that are answered later out of the batch, which has executed `since` then,
     /// and replaces them by padding.
-    pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred, since: Instant) {
+    pub(super) fn keep_deferred(
+        &mut self,
+        done: &mut Done,
+        deferred: &mut Deferred,
+        since: Instant,
+    ) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
             let Some(place) = place

@@ -13,7 +13,9 @@ use tempfile::TempDir;
 
 use super::super::world::Random;
 use crate::launch::Program;
-use crate::loader::{AtStart, BackendSettings, Mode, OnDemandSettings, Settings, Threads, WorkerSpin};
+use crate::loader::{
+    AtStart, BackendSettings, Mode, OnDemandSettings, Settings, Threads, WorkerSpin,
+};
 use crate::store;
 use pharos_os::descriptors::Descriptors;
 use pharos_telemetry::system::{Devices, HostPolicies, Roots};
