@@ -180,6 +180,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
         floors: &[
             independent(&["readiness", "onnx"]),
             independent(&["backend"]),
+            independent(&["parts"]),
             independent(&["outputs", "batch", "calls"]),
             independent(&["responder"]),
             independent(&["session"]),

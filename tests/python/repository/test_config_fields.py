@@ -212,7 +212,7 @@ def test_a_failed_start_does_not_log_that_it_waits_for_requests(place):
     server.launch()
     assert server.process.wait(DEADLINE_S) == 1
     log = server.log.read_text()
-    assert "exiting: not all models were loaded" in log and "TensorRT plans are not supported" in log
+    assert "exiting: not all models were loaded" in log and "TensorRT plans need Triton's library" in log
     assert "waiting up to" not in log and "requests" not in log
 
 

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError};
 use pharos_backend::{Reply, Responder};
 
-use crate::error::Fault;
-use crate::joined::Kept;
+use crate::fault::Fault;
+use crate::kept::Kept;
 use crate::model::Model;
 
 /// How far a request is answered.

@@ -12,7 +12,8 @@ use pharos_backend::{
 
 use crate::answer::{Answer, Channel};
 use crate::error::{self, ErrorPointer};
-use crate::joined::{self, Kept};
+use crate::joined;
+use crate::kept::Kept;
 use crate::library::{self, Functions};
 use crate::model::{
     Attributes, BackendDescription, BackendObject, InstanceDescription, InstanceObject, Model,
@@ -254,7 +255,7 @@ impl Instance {
         Ok(made)
     }
 
-    fn reports(&self) -> Option<&crate::statistics::Reports> {
+    fn reports(&self) -> Option<&crate::computation::Reports> {
         // SAFETY: the object lives until the process ends.
         unsafe { object::get(self.instance) }.ok().map(|instance| &instance.reports)
     }

@@ -17,14 +17,15 @@ use pharos_backend::{
     Call, CallInput, CallRequest, Called, CalledOutput, Canceller, Content, Pending, Runtime,
 };
 
-use crate::error::{self, ErrorPointer, Fault, interface};
+use crate::error::{self, ErrorPointer, interface};
+use crate::fault::Fault;
 use crate::foreign::{bytes, c_text, list, put, put_if_wanted, text};
-use crate::memory::BufferAttributes;
+use crate::memory::{AttributesPointer, BufferAttributes};
 use crate::message::OwnParameter;
 use crate::model::Server;
 use crate::object::{self, Object, kinds};
 use crate::process;
-use crate::request::{AttributesPointer, RequestParameter, SEQUENCE_END, SEQUENCE_START};
+use crate::request::{RequestParameter, SEQUENCE_END, SEQUENCE_START};
 use crate::traces::Trace;
 use crate::values::{self, CPU, GPU};
 

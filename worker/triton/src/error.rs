@@ -1,72 +1,16 @@
 //! `TRITONSERVER_Error`: the result of a function of the interface. Null is success.
 
-use std::borrow::Cow;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char};
 use std::ptr;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
+use crate::fault::{
+    ALREADY_EXISTS, CANCELLED, Code, Fault, INTERNAL, INVALID_ARG, NOT_FOUND, UNAVAILABLE,
+    UNSUPPORTED,
+};
 use crate::foreign::{c_text, text_or};
 use crate::object::{self, Object, kinds};
-
-/// The code of an error in the interface. The numbers of [`ErrorCode`] are the same up to
-/// CANCELLED, the last one.
-pub(crate) type Code = c_int;
-
-const INTERNAL: Code = 1;
-const NOT_FOUND: Code = 2;
-const INVALID_ARG: Code = 3;
-const UNAVAILABLE: Code = 4;
-const UNSUPPORTED: Code = 5;
-const ALREADY_EXISTS: Code = 6;
-const CANCELLED: Code = 7;
-
-/// An error that a function of the interface returns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) code: Code,
-    pub(crate) text: Cow<'static, str>,
-}
-
-impl Fault {
-    fn new(code: Code, text: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, text: text.into() }
-    }
-
-    pub(crate) fn invalid(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(INVALID_ARG, text)
-    }
-
-    pub(crate) fn internal(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(INTERNAL, text)
-    }
-
-    pub(crate) fn not_found(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(NOT_FOUND, text)
-    }
-
-    pub(crate) fn unsupported(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(UNSUPPORTED, text)
-    }
-
-    pub(crate) fn unavailable(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(UNAVAILABLE, text)
-    }
-
-    pub(crate) fn exists(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ALREADY_EXISTS, text)
-    }
-}
-
-impl From<InferError> for Fault {
-    fn from(error: InferError) -> Self {
-        let code = match error.code {
-            ErrorCode::DeadlineExceeded | ErrorCode::ResourceExhausted => UNAVAILABLE,
-            code => Code::from(code.to_wire()),
-        };
-        Self::new(code, error.message)
-    }
-}
 
 /// `TRITONSERVER_Error`.
 pub(crate) struct ServerError {

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::slice;
 
-use crate::error::Fault;
+use crate::fault::Fault;
 
 /// The maximum number of dimensions, labels or parameters: larger numbers are certainly wrong.
 const MOST: usize = 4096;

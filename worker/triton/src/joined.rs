@@ -5,61 +5,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::tensor::DataType;
-use pharos_backend::{Batch, Content, Memory, Outputs, Reply, run_error};
+use pharos_backend::{Batch, Content, Outputs, Reply, run_error};
 
 use crate::answer::Answer;
+use crate::kept::{KeptContent, Part};
 
 /// How often the batch looks whether its requests are answered and released.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// The error of a request that the library has released without an answer.
 const UNANSWERED: &str = "the model released the request without answering it";
-
-/// An output or a state of one request.
-pub(crate) struct Part {
-    pub(crate) datatype: DataType,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) memory: Memory,
-}
-
-/// What the batch keeps of one request.
-pub(crate) struct Kept {
-    place: (u64, u32),
-    /// Locked to read or write it only.
-    content: Mutex<KeptContent>,
-}
-
-#[derive(Default)]
-struct KeptContent {
-    reply: Option<Reply>,
-    /// The new states, by position in the configuration.
-    states: Vec<(usize, Part)>,
-}
-
-impl Kept {
-    /// Creates it for a request, given by its batch and its position there.
-    pub(crate) fn new(place: (u64, u32)) -> Self {
-        Self { place, content: Mutex::default() }
-    }
-
-    pub(crate) fn place(&self) -> (u64, u32) {
-        self.place
-    }
-
-    pub(crate) fn reply(&self, reply: Reply) {
-        self.content.lock().reply = Some(reply);
-    }
-
-    /// Stores the new value of the state at this position of the configuration.
-    pub(crate) fn update(&self, state: usize, part: Part) {
-        let mut content = self.content.lock();
-        content.states.retain(|(other, _)| *other != state);
-        content.states.push((state, part));
-    }
-}
 
 /// Waits until the library has answered and released all requests of a batch.
 pub(crate) fn wait(answers: &[Arc<Answer>]) {
@@ -88,7 +45,7 @@ pub(crate) fn join(
         (0..count).map(|_| answers.iter().map(|_| None).collect()).collect();
     for (position, answer) in answers.iter().enumerate() {
         let Some(kept) = answer.kept() else { continue };
-        let KeptContent { reply, states } = std::mem::take(&mut *kept.content.lock());
+        let KeptContent { reply, states } = kept.take();
         match reply {
             None if answer.is_rescheduled() => {}
             None => outputs.fail(position, run_error(UNANSWERED)),

@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 
 use parking_lot::Mutex;
 
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::put;
 use crate::object::{self, Object, kinds};
 use crate::values::{CPU, GPU};
@@ -49,6 +50,30 @@ impl BufferAttributes {
 
     pub(crate) fn set_bytes(&self, bytes: usize) {
         self.0.lock().bytes = bytes;
+    }
+}
+
+/// Buffer attributes that belong to another object.
+pub(crate) struct AttributesPointer(pub(crate) *mut Object<BufferAttributes>);
+
+// SAFETY: the object may be used from any thread.
+unsafe impl Send for AttributesPointer {}
+
+impl Drop for AttributesPointer {
+    fn drop(&mut self) {
+        // SAFETY: created by `make` and deleted here only.
+        drop(unsafe { object::take(self.0) });
+    }
+}
+
+impl AttributesPointer {
+    /// Returns the attributes in this place, which describe a buffer of the process; creates them
+    /// at first.
+    pub(crate) fn of_host(
+        place: &Mutex<Option<Self>>,
+        bytes: usize,
+    ) -> *mut Object<BufferAttributes> {
+        place.lock().get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes)))).0
     }
 }
 

@@ -4,7 +4,8 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use pharos::infer::Parameter;
 
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{bytes, c_text, put, text};
 use crate::object::{self, Object, kinds};
 

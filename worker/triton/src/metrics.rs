@@ -11,7 +11,8 @@ use pharos::infer::Parameter;
 use pharos::metrics::catalog::Kind;
 use pharos_backend::{Described, Series};
 
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{list, put, text};
 use crate::message::OwnParameter;
 use crate::object::{self, Object, kinds};

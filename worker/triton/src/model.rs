@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use pharos::model::ModelConfig;
 use pharos_backend::Runtime;
 
-use crate::error::{Fault, interface};
+use crate::computation::Reports;
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{c_text, list, put};
 use crate::memory::{BufferAttributes, MemoryManager};
 use crate::message::Message;
 use crate::object::{self, Object, kinds};
-use crate::statistics::Reports;
 
 /// The version of the model configuration's JSON.
 const CONFIG_VERSION: u32 = 1;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::error::Fault;
+use crate::fault::Fault;
 
 /// A type of objects.
 pub(crate) trait Kind {
@@ -118,7 +118,10 @@ unsafe fn live<'a, T: Kind>(pointer: *const Object<T>) -> Result<&'a Object<T>, 
     match object.tag.load(Ordering::Acquire) {
         tag if tag == T::TAG => Ok(object),
         DELETED => Err(deleted::<T>()),
-        _ => Err(Fault::invalid(format!("a pointer is used as {} and is none", T::NAME))),
+        _ => Err(Fault::invalid(format!(
+            "a pointer is used as {} and points to something else",
+            T::NAME
+        ))),
     }
 }
 
@@ -157,7 +160,7 @@ mod tests {
             let text = |fault: Option<Fault>| fault.map(|fault| fault.text.into_owned());
             assert_eq!(
                 text(get(number.cast::<Object<Other>>()).err()).as_deref(),
-                Some("a pointer is used as another object and is none")
+                Some("a pointer is used as another object and points to something else")
             );
             assert_eq!(
                 text(get::<Number>(std::ptr::null()).err()).as_deref(),

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::library::{loader_error, open_library};
+use crate::loader::{loader_error, open_library};
 
 /// The symbol of the table.
 const TABLE: &str = "pharos_triton_functions";
@@ -47,10 +47,12 @@ fn jump(_at: usize, distance: usize) -> [u8; JUMP] {
     code
 }
 
-/// Returns a jump through a pointer that lies `distance` bytes after the start of the jump.
-/// `at` is the address of the jump relative to the library.
 #[cfg(target_arch = "aarch64")]
-fn jump(at: usize, distance: usize) -> [u8; JUMP] {
+use jump_on_aarch64 as jump;
+
+/// Returns a jump of aarch64; see `jump`.
+#[cfg(any(target_arch = "aarch64", test))]
+fn jump_on_aarch64(at: usize, distance: usize) -> [u8; JUMP] {
     // bti c; adrp x16, page; ldr x16, [x16, #offset]; br x16. The base of the library is aligned to
     // its pages, so differences of pages do not depend on it.
     let target = at + distance;
@@ -258,6 +260,17 @@ mod tests {
             )
         };
         assert_eq!((seven(), sum(20, 3)), (7, 23));
+    }
+
+    #[test]
+    fn jumps_of_aarch64_have_its_encoding() {
+        // From 0x1000 through the pointer at 0x11008: bti c; adrp x16, #0x10000; ldr x16, [x16, #8];
+        // br x16.
+        let words: Vec<u32> = jump_on_aarch64(0x1000, 0x1_0008)
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
+            .collect();
+        assert_eq!(words, [0xd503_245f, 0x9000_0090, 0xf940_0610, 0xd61f_0200]);
     }
 
     #[test]

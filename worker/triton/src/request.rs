@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameter;
 use pharos::tensor::DataType;
-use pharos_backend::Received;
+use pharos_backend::{Memory, Received};
 
 use crate::answer::Answer;
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{c_text, put, put_if_wanted, text};
-use crate::memory::BufferAttributes;
+use crate::memory::{AttributesPointer, BufferAttributes};
 use crate::message::{BOOL, DOUBLE, INT, STRING};
 use crate::model::Model;
 use crate::object::{self, Object, kinds};
-use crate::states::StatePointer;
 use crate::traces::Trace;
 use crate::values::CPU;
 
@@ -38,30 +38,6 @@ pub(crate) struct Input {
     pub(crate) data: Received,
     /// Created when the backend asks for them. Locked to read or write the pointer only.
     pub(crate) attributes: Mutex<Option<AttributesPointer>>,
-}
-
-/// Buffer attributes that belong to another object.
-pub(crate) struct AttributesPointer(pub(crate) *mut Object<BufferAttributes>);
-
-// SAFETY: the object may be used from any thread.
-unsafe impl Send for AttributesPointer {}
-
-impl Drop for AttributesPointer {
-    fn drop(&mut self) {
-        // SAFETY: created by `make` and deleted here only.
-        drop(unsafe { object::take(self.0) });
-    }
-}
-
-impl AttributesPointer {
-    /// Returns the attributes in this place, which describe a buffer of the process; creates them
-    /// at first.
-    pub(crate) fn of_host(
-        place: &Mutex<Option<Self>>,
-        bytes: usize,
-    ) -> *mut Object<BufferAttributes> {
-        place.lock().get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes)))).0
-    }
 }
 
 /// A parameter in the form of the interface: the name, the kind and the value.
@@ -134,9 +110,36 @@ pub(crate) struct Request {
     pub(crate) states: Mutex<Vec<StatePointer>>,
 }
 
+/// `TRITONBACKEND_State`. It belongs to its request.
+pub(crate) struct State {
+    pub(crate) answer: Arc<Answer>,
+    /// Its position in the configuration's states.
+    pub(crate) position: usize,
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<i64>,
+    /// Its bytes. Locked to set or take them only; the library writes there without the lock.
+    pub(crate) memory: Mutex<Option<Memory>>,
+    /// Created when the backend asks for them. Locked to read or write the pointer only.
+    pub(crate) attributes: Mutex<Option<AttributesPointer>>,
+}
+
+/// A state that belongs to a request.
+pub(crate) struct StatePointer(pub(crate) *mut Object<State>);
+
+// SAFETY: the object may be used from any thread.
+unsafe impl Send for StatePointer {}
+
+impl Drop for StatePointer {
+    fn drop(&mut self) {
+        // SAFETY: created by `make` and deleted here only.
+        drop(unsafe { object::take(self.0) });
+    }
+}
+
 kinds! {
     Input = 11, "an input";
     Request = 12, "a request";
+    State = 24, "a state";
 }
 
 impl Request {

@@ -9,11 +9,12 @@ use pharos::tensor::{DataType, byte_size, format_shape};
 use pharos_backend::{Content, Memory, Reply, ReplyOutput, run_error};
 
 use crate::answer::Answer;
-use crate::error::{self, ErrorPointer, Fault, interface};
+use crate::error::{self, ErrorPointer, interface};
+use crate::fault::Fault;
 use crate::foreign::{list, put, text};
-use crate::memory::BufferAttributes;
+use crate::memory::{AttributesPointer, BufferAttributes};
 use crate::object::{self, Object, kinds};
-use crate::request::{AttributesPointer, Request};
+use crate::request::Request;
 use crate::values::{self, CPU};
 
 /// The flag of the last response.

@@ -1,48 +1,17 @@
 //! `TRITONBACKEND_State`: the new value of an implicit state of a sequence.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pharos::tensor::DataType;
-use pharos_backend::Memory;
 
-use crate::answer::Answer;
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{list, put, text};
-use crate::joined::Part;
-use crate::memory::BufferAttributes;
-use crate::object::{self, Object, kinds};
-use crate::request::{AttributesPointer, Request};
+use crate::kept::Part;
+use crate::memory::{AttributesPointer, BufferAttributes};
+use crate::object::{self, Object};
+use crate::request::{Request, State, StatePointer};
 use crate::values::{self, CPU};
-
-/// `TRITONBACKEND_State`. It belongs to its request.
-pub(crate) struct State {
-    answer: Arc<Answer>,
-    /// Its position in the configuration's states.
-    position: usize,
-    datatype: DataType,
-    shape: Vec<i64>,
-    /// Its bytes. Locked to set or take them only; the library writes there without the lock.
-    memory: Mutex<Option<Memory>>,
-    /// Created when the backend asks for them. Locked to read or write the pointer only.
-    attributes: Mutex<Option<AttributesPointer>>,
-}
-
-/// A state that belongs to a request.
-pub(crate) struct StatePointer(*mut Object<State>);
-
-// SAFETY: the object may be used from any thread.
-unsafe impl Send for StatePointer {}
-
-impl Drop for StatePointer {
-    fn drop(&mut self) {
-        // SAFETY: created by `make` and deleted here only.
-        drop(unsafe { object::take(self.0) });
-    }
-}
-
-kinds! { State = 24, "a state"; }
 
 interface! {
     /// `TRITONBACKEND_StateNew`.

@@ -3,55 +3,14 @@
 
 use parking_lot::Mutex;
 
-use crate::error::{ErrorPointer, Fault, interface};
+use crate::computation::Computation;
+use crate::error::{ErrorPointer, interface};
+use crate::fault::Fault;
 use crate::foreign::put;
 use crate::model::InstanceObject;
 use crate::object::{self, Object, kinds};
 use crate::request::Request;
 use crate::response::Factory;
-
-/// The times of a computation, in nanoseconds of CLOCK_MONOTONIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Computation {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-}
-
-impl Computation {
-    /// Returns the computation with these times; `None` if their order is wrong.
-    fn new(times: [u64; 4]) -> Option<Self> {
-        let [_, start, end, _] = times;
-        times.is_sorted().then_some(Self { start, end })
-    }
-
-    fn with(self, other: Self) -> Self {
-        Self { start: self.start.min(other.start), end: self.end.max(other.end) }
-    }
-}
-
-/// What a backend reports about the batch that it executes. Locked to read or write it only.
-#[derive(Default)]
-pub(crate) struct Reports(Mutex<Reported>);
-
-#[derive(Clone, Copy, Default)]
-struct Reported {
-    batch: Option<Computation>,
-    /// Over all requests that were reported as successful.
-    requests: Option<Computation>,
-}
-
-impl Reports {
-    /// Forgets earlier reports, and those of requests that were answered after their batch.
-    pub(crate) fn clear(&self) {
-        *self.0.lock() = Reported::default();
-    }
-
-    /// Returns the times of the batch, if the backend has reported any.
-    pub(crate) fn computation(&self) -> Option<Computation> {
-        let reported = *self.0.lock();
-        reported.batch.or(reported.requests)
-    }
-}
 
 /// `TRITONBACKEND_ModelInstanceResponseStatistics`. The server measures the responses itself, so
 /// the values are only checked.
@@ -84,9 +43,7 @@ interface! {
         object::get(request)?;
         let times = [exec_start, compute_start, compute_end, exec_end];
         let Some(computation) = Computation::new(times).filter(|_| success) else { return Ok(()) };
-        let mut reported = instance.reports.0.lock();
-        reported.requests =
-            Some(reported.requests.map_or(computation, |other| other.with(computation)));
+        instance.reports.request(computation);
         Ok(())
     }
 
@@ -102,7 +59,7 @@ interface! {
         let instance = object::get(instance)?;
         let times = [exec_start, compute_start, compute_end, exec_end];
         if let Some(computation) = Computation::new(times) {
-            instance.reports.0.lock().batch = Some(computation);
+            instance.reports.batch(computation);
         }
         Ok(())
     }
@@ -176,19 +133,5 @@ interface! {
             }
             None => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_in_the_wrong_order_are_ignored() {
-        assert_eq!(Computation::new([1, 2, 3, 4]), Some(Computation { start: 2, end: 3 }));
-        assert_eq!(Computation::new([1, 3, 2, 4]), None);
-        assert_eq!(Computation::new([0, 0, 0, 0]), Some(Computation { start: 0, end: 0 }));
-        let both = Computation { start: 5, end: 9 }.with(Computation { start: 2, end: 7 });
-        assert_eq!(both, Computation { start: 2, end: 9 });
     }
 }

@@ -5,7 +5,8 @@ use std::io::Write;
 
 use pharos::tensor::DataType;
 
-use crate::error::{Fault, interface};
+use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{c_text, put, text_or};
 
 /// The versions of the interface: a backend needs the same major version and a minor version that is

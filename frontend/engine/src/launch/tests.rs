@@ -116,12 +116,16 @@ fn backends_are_found_in_the_documented_order() {
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, \
          onnxruntime_genai, python, pytorch, rows, sklearn, vllm, xgboost; \
          '/backends/mine' does not hold \
-         libpharos_mine.so, pharos-worker-mine or model.py"
+         libpharos_mine.so, pharos-worker-mine, model.py or libtriton_mine.so"
     );
     fixture.file("backends/other/pharos-worker-other", 0o755);
     fixture.file("backends/nothing/readme", 0o644);
     assert!(fixture.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
     for (file, expected) in [
+        (
+            "backends/mine/libtriton_mine.so",
+            "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/backends/mine/libtriton_mine.so",
+        ),
         (
             "backends/mine/model.py",
             "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py",

@@ -25,7 +25,6 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
-use super::in_flight::DeferredRequest;
 use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
 use crate::wire::{BatchedRequest, SharedLink};
 use pharos_os::clock;
@@ -381,9 +380,9 @@ impl State {
                     sink.take(batched.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
                 _ => {
-                    let DeferredRequest { id, request, .. } = entry.remove();
+                    let deferred = entry.remove();
                     member.update_busy_time(clock::now());
-                    return Ok(Some(ReceivedResponse::Single(id, request)));
+                    return Ok(Some(ReceivedResponse::Single(deferred.id, deferred.request)));
                 }
             };
             if frame.last {

@@ -1,0 +1,54 @@
+//! The answer to a request, and its new states, until its batch ends.
+
+use parking_lot::Mutex;
+use pharos::tensor::DataType;
+use pharos_backend::{Memory, Reply};
+
+/// An output or a state of one request.
+pub(crate) struct Part {
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) memory: Memory,
+}
+
+/// What the batch keeps of one request.
+pub(crate) struct Kept {
+    place: (u64, u32),
+    /// Locked to read or write it only.
+    content: Mutex<KeptContent>,
+}
+
+/// The answer to a request, and its new states.
+#[derive(Default)]
+pub(crate) struct KeptContent {
+    pub(crate) reply: Option<Reply>,
+    /// The new states, by position in the configuration.
+    pub(crate) states: Vec<(usize, Part)>,
+}
+
+impl Kept {
+    /// Creates it for a request, given by its batch and its position there.
+    pub(crate) fn new(place: (u64, u32)) -> Self {
+        Self { place, content: Mutex::default() }
+    }
+
+    pub(crate) fn place(&self) -> (u64, u32) {
+        self.place
+    }
+
+    pub(crate) fn reply(&self, reply: Reply) {
+        self.content.lock().reply = Some(reply);
+    }
+
+    /// Stores the new value of the state at this position of the configuration.
+    pub(crate) fn update(&self, state: usize, part: Part) {
+        let mut content = self.content.lock();
+        content.states.retain(|(other, _)| *other != state);
+        content.states.push((state, part));
+    }
+
+    /// Returns what it has, and leaves nothing.
+    pub(crate) fn take(&self) -> KeptContent {
+        std::mem::take(&mut *self.content.lock())
+    }
+}
