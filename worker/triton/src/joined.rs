@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use pharos::error::InferError;
-use pharos::tensor::DataType;
+use pharos::tensor::{DataType, element_count};
 use pharos_backend::{Batch, Content, Outputs, Reply, run_error};
 
 use crate::answer::Answer;
@@ -112,7 +112,8 @@ fn join_output(
     batch: &Batch<'_>,
     outputs: &mut Outputs<'_>,
 ) -> Result<(), InferError> {
-    let Some(first) = parts.iter().flatten().next() else { return Ok(()) };
+    let found = parts.iter().enumerate().find_map(|(at, part)| Some((at, part.as_ref()?)));
+    let Some((first_position, first)) = found else { return Ok(()) };
     let batches = batch.config().batches();
     let rest = |shape: &[i64]| shape.get(usize::from(batches)..).unwrap_or_default().to_vec();
     let rows =
@@ -123,7 +124,12 @@ fn join_output(
             && (!batches || part.shape.first() == Some(&rows(position)))
     };
     let mut content: Vec<u8> = Vec::new();
-    let row = first.memory.len() / usize::try_from(rows(0).max(1)).unwrap_or(1);
+    // The bytes of one row without content, which no client receives: zeros or empty elements.
+    let empty_row = match first.datatype {
+        DataType::Bytes => element_count(&rest(&first.shape)).unwrap_or(0) * 4,
+        _ => first.memory.len() as u64 / rows(first_position).max(1).cast_unsigned(),
+    };
+    let empty_row = usize::try_from(empty_row).unwrap_or(0);
     for (position, part) in parts.iter().enumerate() {
         match part {
             Some(part) if fits(position, part) => content.extend_from_slice(&part.memory),
@@ -137,13 +143,8 @@ fn join_output(
                         ),
                     );
                 }
-                // Rows without content, which no client receives.
-                let empty = match first.datatype {
-                    DataType::Bytes => 4,
-                    _ => row,
-                };
                 let rows = usize::try_from(rows(position)).unwrap_or(0);
-                content.resize(content.len() + rows * empty, 0);
+                content.resize(content.len() + rows * empty_row, 0);
             }
         }
     }

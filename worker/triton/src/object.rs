@@ -32,8 +32,8 @@ pub(crate) struct Object<T> {
 
 /// The tag of a deleted object.
 const DELETED: u32 = 0x6465_6c00;
-/// How many deleted objects keep their memory.
-const KEPT: usize = 4096;
+/// How many deleted objects keep their memory: few enough to stay in a processor's cache.
+const KEPT: usize = 256;
 
 /// The memory of a deleted object.
 struct Deleted {
