@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import random
+import signal
 import socket
 import statistics
 import sys
@@ -210,6 +211,8 @@ def main():
     unknown = [name for name in filter(None, options.peers.split(",")) if name not in PEERS]
     if unknown:
         parser.error(f"no peers: {', '.join(unknown)}")
+    # The default would leave the servers running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     all_texts, loop = texts(options.model, options.texts), Loop(options.model)
     with tempfile.TemporaryDirectory() as folder:
         servers = available(options, Path(folder))

@@ -158,7 +158,7 @@ fn the_query_has_all_defaults() {
         version: 3,
         directory: "/models/m/3",
         model_directory: "/models/\"m\"",
-        backend_settings: &[],
+        backend_settings: &[("size".to_owned(), "8".to_owned())],
     };
     let question = resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &[]);
     for part in [
@@ -166,7 +166,7 @@ fn the_query_has_all_defaults() {
         r#""version_policy":{"latest":{"num_versions":1}},"max_batch_size":8,"input":[],"output":[]"#,
         r#""instance_group":[{"name":"m","kind":"KIND_CPU","count":1"#,
         r#""preferred_batch_size":[8]"#,
-        r#","directory":"/models/m/3","model_directory":"/models/\"m\"","version":3,"backend":"python"}"#,
+        r#","directory":"/models/m/3","model_directory":"/models/\"m\"","version":3,"backend":"python","backend_settings":{"size":"8"}}"#,
     ] {
         assert!(question.contains(part), "{part} in {question}");
     }
