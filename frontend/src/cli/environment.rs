@@ -28,7 +28,7 @@ const OWN: &str = "PHAROS_";
 
 /// Variables that other programs of this project read, such as workers, tests, Compose files and
 /// configurations of other programs.
-const OTHERS: [&str; 38] = [
+const OTHERS: [&str; 39] = [
     "PHAROS_AIPERF_PYTHON",
     "PHAROS_AZURITE",
     "PHAROS_BACKEND_LIBRARY",
@@ -44,6 +44,7 @@ const OTHERS: [&str; 38] = [
     "PHAROS_KSERVE_PYTHON",
     "PHAROS_LOGS",
     "PHAROS_MEMORY",
+    "PHAROS_MINILM",
     "PHAROS_PACKAGES",
     "PHAROS_PEERS",
     "PHAROS_PROMETHEUS",

@@ -53,7 +53,7 @@ AT_END = ["ModelInstanceFinalize", "ModelFinalize", "Finalize"]
 def backends(tmp_path_factory):
     """A backend directory with the libraries of all sources."""
     folder = tmp_path_factory.mktemp("backends")
-    for source in ("identity.c", "detached.c", "trouble.c", "complete.c", "functions.c", "states.c"):
+    for source in ("identity.c", "detached.c", "trouble.c", "complete.c", "functions.c", "states.c", "calls.c"):
         compile(source, folder)
     return folder
 
@@ -203,6 +203,46 @@ def test_batching_hooks(tmp_path, backends):
         state, reason = states(running)["hooked"]
         assert state == "UNAVAILABLE" and "the parameter TRITON_BATCH_STRATEGY_PATH names '/x.so'" in reason
         assert "batchstrategy.so' has no effect" in running.log.read_text()
+
+
+def test_ragged_inputs(tmp_path, backends):
+    """Requests of one batch whose inputs have different lengths."""
+    io = triton_backends.IO.replace("dims: [ -1 ] }, { name: \"INPUT1\"", "dims: [ -1 ] allow_ragged_batch: true }, { name: \"INPUT1\"", 1)
+    assert "allow_ragged_batch" in io
+    model(tmp_path / "models", "ragged", "identity", "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [ 4 ] }", io=io)
+    with triton_backends.server(tmp_path, backends) as running, ThreadPoolExecutor(4) as threads:
+        given = [list(range(number + 1)) for number in range(4)]
+        answers = threads.map(lambda values: running.infer("ragged", request([values])), given)
+        for values, (status, answer) in zip(given, answers):
+            assert status == 200 and answer["outputs"][0]["data"] == values and answer["outputs"][0]["shape"] == [1, len(values)], answer
+        assert running.statistics("ragged")["execution_count"] < 4
+
+
+def test_calls_of_other_models(tmp_path, backends):
+    """A library calls other models, in all ways and with good and bad arguments; it reports what differs from the expected results."""
+    models = tmp_path / "models"
+    model(models, "echo", "identity")
+    model(models, "spare", "identity")
+    model(models, "many", "detached", "model_transaction_policy { decoupled: true }")
+    model(models, "calls", "calls", io=TEXT)
+    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("echo", "many", "calls"))]
+    with triton_backends.server(tmp_path, backends, *options) as running:
+        for _ in range(3):
+            status, answer = running.infer("calls", request([[1]]))
+            assert status == 200, f"{answer}\n{running.log_tail()}"
+            assert answer["outputs"][0]["data"] == ["ok"], answer["outputs"][0]["data"][0]
+
+
+def test_a_sandbox(tmp_path, backends):
+    """Libraries are loaded, complete configurations and answer in a sandbox."""
+    write(tmp_path / "models", "made", 'backend: "complete"')
+    model(tmp_path / "models", "later", "detached")
+    with triton_backends.server(tmp_path, backends, "--worker-sandbox=on", "--backend-config=complete,default-max-batch-size=4") as running:
+        found = states(running)
+        if any("sandbox" in reason for _, reason in found.values()):
+            pytest.skip(f"no sandbox: {found}")
+        assert running.infer("made", request([[0, 1, 2, 3]]))[1]["outputs"][0]["data"] == [0, 1, 2, 3]
+        assert running.infer("later", request([[7]]))[1]["outputs"][0]["data"] == [7]
 
 
 def step(running, sequence: int, value: int, start=False, end=False, **parameters):

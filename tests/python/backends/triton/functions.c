@@ -1,37 +1,6 @@
 /* Calls each function of the interface with good and bad arguments, and returns as TEXT what differs
  * from the expected result: one line for each difference; "ok" without one. */
-#include "echo.h"
-
-static char report[1 << 16];
-static size_t written;
-
-static void differs(int line, const char *wanted, const char *got) {
-  int length = snprintf(report + written, sizeof report - written, "line %d: expected %s, got %s\n", line, wanted, got);
-  if (length > 0 && written + (size_t)length < sizeof report)
-    written += (size_t)length;
-}
-
-static void expect(int line, int wanted, Error *got) {
-  char expected[32], found[256];
-  int code = got == NULL ? -1 : S(ErrorCode)(got);
-  if (code != wanted) {
-    snprintf(expected, sizeof expected, "%d", wanted);
-    snprintf(found, sizeof found, "%d (%s)", code, got == NULL ? "" : S(ErrorMessage)(got));
-    differs(line, expected, found);
-  }
-  S(ErrorDelete)(got);
-}
-
-static void same(int line, bool is_same, const char *what) {
-  if (!is_same)
-    differs(line, what, "another value");
-}
-
-#define GOOD(call) expect(__LINE__, -1, (call))
-#define BAD(call) expect(__LINE__, INVALID_ARG, (call))
-#define FAILS(code, call) expect(__LINE__, (code), (call))
-#define SAME(condition) same(__LINE__, (condition), #condition)
-#define TEXT_IS(text, wanted) SAME(strcmp((text), (wanted)) == 0)
+#include "checks.h"
 
 static Backend *own_backend;
 static Model *own_model;
@@ -488,23 +457,9 @@ Error *B(ModelInstanceExecute)(Instance *instance, Request **requests, uint32_t 
     check_request(requests[at]);
     check_responses(requests[at]);
     check_statistics(requests[at]);
-    Response *response;
-    Output *output;
-    char *place;
-    int memory;
-    int64_t id, shape[] = {1, 1};
-    if (written == 0)
-      written = (size_t)sprintf(report, "ok");
-    TRY(B(ResponseNew)(&response, requests[at]));
-    TRY(B(ResponseOutput)(response, &output, "TEXT", TYPE_BYTES, shape, 2));
-    TRY(B(OutputBuffer)(output, (void **)&place, written + 4, &memory, &id));
-    uint32_t length = (uint32_t)written;
-    memcpy(place, &length, 4);
-    memcpy(place + 4, report, written);
-    TRY(B(ResponseSend)(response, RESPONSE_FINAL, NULL));
+    TRY(answer_with_report(requests[at]));
     TRY(B(RequestRelease)(requests[at], RELEASE_ALL));
     BAD(B(RequestRelease)(requests[at], RELEASE_ALL));
-    written = 0;
     uint64_t start = now();
     TRY(B(ModelInstanceReportBatchStatistics)(instance, 1, start, start, start, start));
   }
