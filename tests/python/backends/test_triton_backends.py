@@ -1,6 +1,7 @@
 """Compiled backends with Triton's interface: the functions that they call, answers during and after the execution, completed
 configurations, and the effects of faulty libraries."""
 
+import json
 import os
 import queue
 import signal
@@ -226,11 +227,19 @@ def test_calls_of_other_models(tmp_path, backends):
     model(models, "many", "detached", "model_transaction_policy { decoupled: true }")
     model(models, "calls", "calls", io=TEXT)
     options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("echo", "many", "calls"))]
+    options += [f"--trace-config=triton,file={tmp_path / 'trace.json'}", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1"]
     with triton_backends.server(tmp_path, backends, *options) as running:
         for _ in range(3):
             status, answer = running.infer("calls", request([[1]]))
             assert status == 200, f"{answer}\n{running.log_tail()}"
             assert answer["outputs"][0]["data"] == ["ok"], answer["outputs"][0]["data"][0]
+
+        def parents():
+            entries = [entry for entry in json.loads((tmp_path / "trace.json").read_text()) if entry.get("model_name") == "echo"]
+            return sum("parent_id" in entry for entry in entries)
+
+        # Each round has one call with a trace.
+        eventually("the calls with a trace are in the file", lambda: parents() == 3)
 
 
 def test_a_sandbox(tmp_path, backends):

@@ -247,6 +247,34 @@ static void check_calls(Allocator *allocator) {
   BAD(S(InferenceRequestNew)(&request, NULL, "echo", -1));
 }
 
+/* A traced request has a trace, and passes a child of it to a call. */
+static void check_traces(Request *request, Allocator *allocator) {
+  Trace *trace, *child;
+  const char *context;
+  struct call call;
+  const int32_t values[] = {4};
+  BAD(S(InferenceTraceSpawnChildTrace)(NULL, &child));
+  BAD(S(InferenceTraceContext)(NULL, &context));
+  BAD(S(InferenceTraceSetContext)(NULL, "{}"));
+  BAD(S(InferenceTraceReportActivity)(NULL, 1, "x"));
+  GOOD(S(InferenceTraceDelete)(NULL));
+  GOOD(B(RequestTrace)(request, &trace));
+  if (trace == NULL)
+    return;
+  GOOD(S(InferenceTraceContext)(trace, &context));
+  FAILS(UNSUPPORTED, S(InferenceTraceSetContext)(trace, "{}"));
+  FAILS(UNSUPPORTED, S(InferenceTraceReportActivity)(trace, now(), "activity"));
+  BAD(S(InferenceTraceReportActivity)(trace, now(), NULL));
+  GOOD(S(InferenceTraceSpawnChildTrace)(trace, &child));
+  GOOD(S(InferenceTraceDelete)(child));
+  BAD(S(InferenceTraceDelete)(child));
+  GOOD(S(InferenceTraceSpawnChildTrace)(trace, &child));
+  CallRequest *called = request_of(&call, allocator, "echo", values, 1);
+  GOOD(S(ServerInferAsync)(server, called, child));
+  wait_for(&call);
+  SAME(call.sum == 4);
+}
+
 static void check_server(void) {
   bool is_ready;
   uint32_t flags;
@@ -297,6 +325,7 @@ Error *B(ModelInstanceExecute)(Instance *instance, Request **requests, uint32_t 
     BAD(S(ResponseAllocatorSetBufferAttributesFunction)(NULL, describe));
     check_server();
     check_calls(allocator);
+    check_traces(requests[at], allocator);
     GOOD(S(ResponseAllocatorDelete)(allocator));
     BAD(S(ResponseAllocatorDelete)(allocator));
     TRY(answer_with_report(requests[at]));
