@@ -14,7 +14,7 @@ use super::config::VersionPolicy;
 use super::draft::Draft;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_instance_group::Kind;
-use super::{ConfigError, normalize, proto, render, validate};
+use super::{ConfigError, normalize, proto, render, unsupported_backends, validate};
 
 /// The answer of the model's code.
 #[derive(serde::Deserialize)]
@@ -70,9 +70,9 @@ impl Draft {
         &self.proto.platform
     }
 
-    /// Returns the field `runtime` of the configuration; empty if it has none.
-    pub fn runtime(&self) -> &str {
-        &self.proto.runtime
+    /// Returns the library of a backend of Triton that `runtime` names.
+    pub fn library(&self) -> Option<&str> {
+        unsupported_backends::library(&self.proto.runtime)
     }
 
     /// Returns the value of a free parameter of the configuration.

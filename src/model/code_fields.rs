@@ -155,8 +155,11 @@ impl Draft {
     }
 
     /// Returns whether a model of this configuration brings no code: its backend only reads the
-    /// model's file.
+    /// model's file, and no library is named in its place.
     fn only_reads_files(&self) -> bool {
+        if self.library().is_some() {
+            return false;
+        }
         match self.proto.backend.as_str() {
             "" => matches!(self.proto.platform.as_str(), "ensemble" | "onnxruntime_onnx"),
             backend => READERS.contains(&backend),
@@ -324,6 +327,15 @@ mod tests {
         ] {
             assert_eq!(brought(sent, "", &["model.onnx"]), expected, "{sent}");
         }
+        // A library in place of the backend reads the parameters.
+        assert_eq!(
+            brought(
+                r#"{"backend":"onnxruntime","runtime":"libtriton_x.so","parameters":{"x":{"string_value":"y"}}}"#,
+                r#"backend: "python" runtime: "libtriton_x.so""#,
+                &["model.onnx"]
+            ),
+            "platform parameters['x'] backend"
+        );
         // The operator's own libraries stay.
         const LIBRARY: &str =
             r#"backend: "onnxruntime" model_operations { op_library_filename: "x.so" }"#;

@@ -13,6 +13,7 @@ use super::proto::model_optimization_policy::execution_accelerators::Accelerator
 use super::ragged::{BatchInput, BatchOutput};
 use super::scheduling::Scheduling;
 use super::state::StateSpec;
+use super::unsupported_backends;
 use crate::tensor::DataType;
 
 /// A valid model configuration. Created only by [`Draft::complete`](super::Draft::complete) and
@@ -272,10 +273,9 @@ impl ModelConfig {
         self.outputs.iter().find(|output| output.name == name)
     }
 
-    /// Returns the field `runtime`: the library or program that runs the model; empty for the
-    /// backend's default.
-    pub fn runtime(&self) -> &str {
-        &self.proto.runtime
+    /// Returns the library of a backend of Triton that `runtime` names.
+    pub fn library(&self) -> Option<&str> {
+        unsupported_backends::library(&self.proto.runtime)
     }
 
     /// Encodes the completed configuration as protobuf bytes of `inference.ModelConfig`.

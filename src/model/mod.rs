@@ -69,5 +69,5 @@ pub use scheduling::{
 };
 pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
-pub use unsupported_backends::backend_advice;
+pub use unsupported_backends::{TRITON_LIBRARY, backend_advice};
 pub use warmup::WarmupBatch;

@@ -1,6 +1,15 @@
 //! Backends and platforms of Triton that are not part of this server, and how to serve their models
 //! without Triton's libraries.
 
+/// How the names of the libraries of Triton's backends begin.
+pub const TRITON_LIBRARY: &str = "libtriton_";
+
+/// Returns the library of a backend of Triton that the field `runtime` of a configuration names;
+/// other values of the field have no effect.
+pub(super) fn library(runtime: &str) -> Option<&str> {
+    runtime.starts_with(TRITON_LIBRARY).then_some(runtime)
+}
+
 /// Returns advice for a model of this backend or platform, as a sentence; empty if the name is not
 /// known.
 pub fn backend_advice(name: &str) -> &'static str {

@@ -61,7 +61,7 @@ fn of_model(config: &ModelConfig) -> Vec<Row> {
     vec![
         (
             "runtime",
-            !proto.runtime.is_empty() && !proto.runtime.starts_with("libtriton_"),
+            !proto.runtime.is_empty() && config.library().is_none(),
             "'backend' alone selects the program that runs the model; 'runtime' selects only \
              libraries of Triton's backends, libtriton_NAME.so",
         ),

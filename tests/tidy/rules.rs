@@ -192,7 +192,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["frames"]),
             independent(&["frame_stream"]),
             independent(&["spin"]),
-            independent(&["aligned", "device", "error", "memory", "clock"]),
+            independent(&["aligned", "device", "error", "log", "memory", "clock"]),
         ],
     },
 ];

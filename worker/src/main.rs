@@ -3,10 +3,9 @@
 
 use std::process::ExitCode;
 
+use pharos::model::TRITON_LIBRARY;
 use pharos_worker::Worker;
 
 fn main() -> ExitCode {
-    Worker::new()
-        .libraries(pharos_triton::PREFIX, pharos_triton::create, pharos_triton::complete)
-        .run()
+    Worker::new().libraries(TRITON_LIBRARY, pharos_triton::create, pharos_triton::complete).run()
 }

@@ -116,8 +116,8 @@ pub struct BackendSetting {
 }
 
 impl BackendSettings {
-    /// Returns the names and values of the settings of a backend: those of all backends first, so
-    /// that its own replace them.
+    /// Returns the names and values of the settings of a backend. Settings of all backends come
+    /// first, so that the backend's settings replace them.
     fn of(&self, backend: &str) -> Vec<(String, String)> {
         let of = |wanted: Option<&str>| {
             let settings = self.0.iter().filter(move |one| one.backend.as_deref() == wanted);

@@ -426,10 +426,15 @@ def test_places_of_libraries(tmp_path, backends):
         compile("identity.c", tmp_path, "lonely").rename(models / place / "libtriton_lonely.so")
     compile("identity.c", tmp_path, "other").rename(models / "named/1/libtriton_other.so")
     model(models, "nowhere", "identity", 'runtime: "libtriton_missing.so"')
+    # No name leads out of these directories.
+    model(models, "outside", "identity", 'runtime: "libtriton_/../../named/1/libtriton_other.so"')
+    model(models, "absolute", str(models / "named/1"), 'runtime: "libtriton_other.so"')
     with triton_backends.server(tmp_path, backends) as running:
         index = states(running)
         assert [index[name][0] for name in ("of_version", "above", "named")] == ["READY"] * 3, index
         assert "runtime 'libtriton_missing.so' of model 'nowhere' does not exist in" in index["nowhere"][1]
+        assert "named/1/libtriton_other.so' of model 'outside' does not exist in" in index["outside"][1]
+        assert "of model 'absolute' is not a valid backend name" in index["absolute"][1]
 
 
 def test_a_killed_worker_under_load(tmp_path, backends):

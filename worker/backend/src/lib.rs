@@ -25,6 +25,7 @@ mod device;
 mod error;
 mod frame_stream;
 mod frames;
+mod log;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
@@ -46,6 +47,7 @@ pub use calls::{Call, CallInput, Called, CalledOutput, Canceller, Pending};
 pub use client_memory::OutputMemory;
 pub use device::{DeviceInputs, DeviceMemory, ReceivedOnDevice};
 pub use error::{load_error, run_error};
+pub use log::log;
 pub use metrics::{
     Coalesced, Described, Metric, MetricError, Metrics, Requests, Series, UndeclaredSample,
 };

@@ -20,7 +20,7 @@ enum Creator {
     Added(Create),
 }
 
-/// Backends in libraries with another interface than that of this crate.
+/// Backends in libraries whose interface is not `pharos_backend.h`.
 #[derive(Clone, Copy)]
 pub(crate) struct OtherLibraries {
     /// How the names of their files begin.
@@ -44,7 +44,7 @@ pub(crate) struct Registry {
     backends: Vec<(&'static str, Creator)>,
     /// Creates backends of all other names.
     fallback: Option<Create>,
-    /// Creates backends from libraries with another interface than that of this crate.
+    /// Creates backends from libraries whose interface is not `pharos_backend.h`.
     other_libraries: Option<OtherLibraries>,
 }
 
@@ -88,17 +88,20 @@ impl Registry {
         cuda: &Arc<Cuda>,
     ) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
-        if let Some(library) = library() {
-            return match self.other_libraries {
-                Some(other) if other.has(&library) => (other.create)(context, &library),
-                _ => native::create(context, &library),
-            };
+        let library = library();
+        if let (Some(library), Some(other)) = (&library, self.other_libraries)
+            && other.has(library)
+        {
+            return (other.create)(context, library);
         }
         if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
             return match create {
                 Creator::Builtin(create) => create(context, cuda),
                 Creator::Added(create) => create(context),
             };
+        }
+        if let Some(library) = library {
+            return native::create(context, &library);
         }
         if let Some(create) = self.fallback {
             return create(context);

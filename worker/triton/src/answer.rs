@@ -92,6 +92,9 @@ impl Answer {
     /// Marks the request as released by the backend.
     pub(crate) fn release(&self) {
         self.released.store(true, Ordering::Release);
+        if let Some(kept) = self.kept() {
+            kept.released();
+        }
     }
 
     /// Whether the backend has released the request.

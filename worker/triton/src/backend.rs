@@ -13,7 +13,7 @@ use pharos_backend::{
 use crate::answer::{Answer, Channel};
 use crate::error::{self, ErrorPointer};
 use crate::joined;
-use crate::kept::Kept;
+use crate::kept::{Kept, Releases};
 use crate::library::{self, Functions};
 use crate::model::{
     Attributes, BackendDescription, BackendObject, InstanceDescription, InstanceObject, Model,
@@ -46,6 +46,8 @@ struct Instance {
     shared: Arc<Model>,
     /// Rescheduled requests, kept until they are executed again: dropping them would fail them.
     rescheduled: Vec<Arc<Answer>>,
+    /// Wakes this thread when a request of a model with states is released.
+    releases: Arc<Releases>,
 }
 
 impl Host {
@@ -106,7 +108,7 @@ impl Host {
     /// Logs the error of an entry point at the end.
     fn ended(&self, function: &str, result: Option<ErrorPointer>) {
         if let Err(said) = self.loaded(function, result) {
-            crate::values::write_log('W', &format!("{function}: {}", said.message));
+            pharos_backend::log('W', &format!("{function}: {}", said.message));
         }
     }
 }
@@ -154,12 +156,14 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
         config: &crate::settings::backend_config(context.backend_settings, &directory),
         directory: &directory,
     };
+    let config = context.config.to_json();
+    let group = crate::settings::group(&config, context.instance);
     let host = Host::open(path, &description)?;
     let model = host.load(&ModelDescription {
         name: &context.config.name,
         version: context.version,
         directory: &context.model_directory.to_string_lossy(),
-        config: &context.config.to_json(),
+        config: &config,
         completes: false,
     })?;
     let instance = object::make(InstanceObject::new(
@@ -167,8 +171,8 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
             name: context.instance,
             kind: if context.on_gpu { KIND_GPU } else { KIND_CPU },
             policy: if context.on_gpu { "gpu_0" } else { "cpu" },
-            profiles: &crate::settings::profiles(context.config, context.instance),
-            passive: false,
+            profiles: &group.profiles,
+            passive: group.passive,
         },
         model.model,
     ));
@@ -177,7 +181,13 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
         model.host.functions.instance_initialize.map(|call| unsafe { call(instance) });
     model.host.loaded("TRITONBACKEND_ModelInstanceInitialize", initialized)?;
     let shared = Model::new(context.config, context.runtime);
-    Ok(Box::new(Instance { model, instance, shared, rescheduled: Vec::new() }))
+    Ok(Box::new(Instance {
+        model,
+        instance,
+        shared,
+        rescheduled: Vec::new(),
+        releases: Arc::default(),
+    }))
 }
 
 /// Refuses code of the backend's author that decides about batches: it would run in the server's
@@ -197,7 +207,7 @@ fn check_batching(context: &Context<'_>, path: &Path) -> Result<(), InferError> 
             "'{}' has no effect: libraries that decide about batches are not loaded",
             place.join(FILE).display()
         );
-        crate::values::write_log('W', &text);
+        pharos_backend::log('W', &text);
     }
     Ok(())
 }
@@ -246,7 +256,7 @@ impl Instance {
                 Channel::Single(outputs.detach(position)?)
             } else {
                 let position = u32::try_from(position).unwrap_or(u32::MAX);
-                Channel::Joined(Kept::new((outputs.batch(), position)))
+                Channel::Joined(Kept::new((outputs.batch(), position), &self.releases))
             };
             let answer = Answer::new(&self.shared, channel, wanted);
             let inputs = in_clients_order(inputs, &positions, order);
@@ -288,7 +298,7 @@ impl Backend for Instance {
         let failed = unsafe { execute(self.instance, pointers.as_mut_ptr(), count) };
         let has_states = !self.shared.config.states.is_empty();
         if has_states && failed.is_null() {
-            joined::wait(&answers);
+            joined::wait(&answers, &self.releases);
         }
         outputs.computed();
         if let Some(computation) = self.reports().and_then(|reports| reports.computation()) {
@@ -321,6 +331,7 @@ impl Backend for Instance {
         let ready = self.model.host.functions.instance_ready?;
         let instance = Shared(self.instance);
         Some(Box::new(move || {
+            // The whole value, which may move to another thread; its field alone may not.
             let Shared(instance) = { instance };
             // SAFETY: the contract of this package: the function may be called on any thread, and
             // the object lives until the process ends.
@@ -330,7 +341,7 @@ impl Backend for Instance {
             }
             // SAFETY: as above.
             let said = unsafe { error::consume(result) };
-            crate::values::write_log('W', &format!("the model is not ready: {}", said.message));
+            pharos_backend::log('W', &format!("the model is not ready: {}", said.message));
             false
         }))
     }

@@ -31,7 +31,7 @@ use crate::values::{self, CPU, GPU};
 
 /// The version that means: by the model's version policy.
 const ANY_VERSION: i64 = -1;
-/// The flag of the last response, and that of the release of a request.
+/// The flags of the last response and of the release of a request.
 const FINAL: u32 = 1;
 const RELEASE_ALL: u32 = 1;
 /// The transaction properties of a model. `TRITONSERVER_ModelTxnPropertyFlag`.
@@ -385,7 +385,10 @@ impl CallResponse {
             let failed = unsafe { release(self.allocator, buffer, token, size, memory, device) };
             // SAFETY: as above.
             if let Err(error) = unsafe { done(failed) } {
-                values::write_log('W', &format!("a response allocator failed: {}", error.message));
+                pharos_backend::log(
+                    'W',
+                    &format!("a response allocator failed: {}", error.message),
+                );
             }
         }
     }

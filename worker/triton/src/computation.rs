@@ -34,7 +34,7 @@ struct Reported {
 }
 
 impl Reports {
-    /// Forgets earlier reports, and those of requests that were answered after their batch.
+    /// Forgets earlier reports, also of requests that were answered after their batch.
     pub(crate) fn clear(&self) {
         *self.0.lock() = Reported::default();
     }

@@ -1,6 +1,6 @@
 //! Reads values that a library passes in, and writes results to places that it gives.
 //!
-//! Contract for `unsafe`: that of the package, see [`crate`].
+//! Contract for `unsafe`: the contract of the package, see [`crate`].
 
 use std::ffi::{CStr, CString, c_char};
 use std::slice;

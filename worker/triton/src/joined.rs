@@ -2,31 +2,24 @@
 //! batch waits for the answers and the new states of all its requests, and then joins them.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, element_count};
 use pharos_backend::{Batch, Content, Outputs, Reply, run_error};
 
 use crate::answer::Answer;
-use crate::kept::{KeptContent, Part};
-
-/// How often the batch looks whether its requests are answered and released.
-const LOOK: Duration = Duration::from_micros(50);
+use crate::kept::{KeptContent, Part, Releases};
 
 /// The error of a request that the library has released without an answer.
 const UNANSWERED: &str = "the model released the request without answering it";
 
 /// Waits until the library has answered and released all requests of a batch.
-pub(crate) fn wait(answers: &[Arc<Answer>]) {
+pub(crate) fn wait(answers: &[Arc<Answer>], releases: &Releases) {
     let is_done = |answer: &Arc<Answer>| {
         // Without another holder, no answer can follow.
         answer.is_released() && (answer.has_ended() || Arc::strong_count(answer) == 1)
     };
-    while !answers.iter().all(is_done) {
-        thread::sleep(LOOK);
-    }
+    releases.wait_until(|| answers.iter().all(is_done));
 }
 
 /// Writes the answers and the states of the requests as the outputs of their batch.

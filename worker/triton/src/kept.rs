@@ -1,6 +1,9 @@
 //! The answer to a request, and its new states, until its batch ends.
 
-use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 use pharos::tensor::DataType;
 use pharos_backend::{Memory, Reply};
 
@@ -11,9 +14,31 @@ pub(crate) struct Part {
     pub(crate) memory: Memory,
 }
 
+/// Wakes the thread that waits for the requests of a batch.
+#[derive(Default)]
+pub(crate) struct Releases {
+    lock: Mutex<()>,
+    released: Condvar,
+}
+
+/// How long the thread waits at most before it looks again: the deletion of the last response or
+/// factory of a request wakes nothing.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+impl Releases {
+    /// Waits until `is_done` returns true; calls it after each release.
+    pub(crate) fn wait_until(&self, is_done: impl Fn() -> bool) {
+        let mut lock = self.lock.lock();
+        while !is_done() {
+            self.released.wait_for(&mut lock, LOOK_AGAIN);
+        }
+    }
+}
+
 /// What the batch keeps of one request.
 pub(crate) struct Kept {
     place: (u64, u32),
+    releases: Arc<Releases>,
     /// Locked to read or write it only.
     content: Mutex<KeptContent>,
 }
@@ -28,8 +53,14 @@ pub(crate) struct KeptContent {
 
 impl Kept {
     /// Creates it for a request, given by its batch and its position there.
-    pub(crate) fn new(place: (u64, u32)) -> Self {
-        Self { place, content: Mutex::default() }
+    pub(crate) fn new(place: (u64, u32), releases: &Arc<Releases>) -> Self {
+        Self { place, releases: releases.clone(), content: Mutex::default() }
+    }
+
+    /// Wakes the thread that waits for the batch.
+    pub(crate) fn released(&self) {
+        drop(self.releases.lock.lock());
+        self.releases.released.notify_one();
     }
 
     pub(crate) fn place(&self) -> (u64, u32) {

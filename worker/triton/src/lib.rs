@@ -43,8 +43,5 @@ mod statistics;
 mod traces;
 mod values;
 
-/// How the names of the libraries begin.
-pub const PREFIX: &str = "libtriton_";
-
 pub use backend::create;
 pub use complete::complete;

@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn parameter_new(
     match parameter {
         Ok(parameter) => object::make(parameter),
         Err(fault) => {
-            crate::values::write_log('E', &format!("TRITONSERVER_ParameterNew: {}", fault.text));
+            pharos_backend::log('E', &format!("TRITONSERVER_ParameterNew: {}", fault.text));
             std::ptr::null_mut()
         }
     }

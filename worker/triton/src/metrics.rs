@@ -1,5 +1,5 @@
 //! `TRITONSERVER_MetricFamily`, `TRITONSERVER_Metric` and `TRITONSERVER_MetricArgs`: metrics that a
-//! backend records. They are part of the server's metrics like those of Python models.
+//! backend records. They are part of the server's metrics, as the metrics of Python models are.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};

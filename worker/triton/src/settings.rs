@@ -1,6 +1,5 @@
 //! The settings of a backend as it reads them: the JSON that Triton makes of its command line.
 
-use pharos::model::ModelConfig;
 use serde_json::{Map, Value};
 
 /// The compute capability below which GPUs are not used. Triton's default.
@@ -25,21 +24,35 @@ pub(crate) fn backend_config(settings: &[(String, String)], directory: &str) -> 
     Value::Object(config).to_string()
 }
 
-/// Returns the optimization profiles of an instance's group (`instance_group.profile`). Instances
-/// are named after their groups.
-pub(crate) fn profiles(config: &ModelConfig, instance: &str) -> Vec<String> {
-    let shown: Value = serde_json::from_str(&config.to_json()).unwrap_or_default();
+/// What an instance gets from its group.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// The optimization profiles (`instance_group.profile`).
+    pub(crate) profiles: Vec<String>,
+    /// Whether the scheduler ignores the instance.
+    pub(crate) passive: bool,
+}
+
+/// Returns the group of an instance in a configuration as JSON. Instances are named after their
+/// groups.
+pub(crate) fn group(config: &str, instance: &str) -> Group {
+    let shown: Value = serde_json::from_str(config).unwrap_or_default();
     let groups = shown.get("instance_group").and_then(Value::as_array).into_iter().flatten();
+    let name = |group: &Value| group.get("name").and_then(Value::as_str).map(str::to_owned);
     let own = groups.filter(|group| {
-        let name = group.get("name").and_then(Value::as_str);
-        name.is_some_and(|name| {
-            instance.strip_prefix(name).is_some_and(|rest| rest.starts_with('_'))
+        name(group).is_some_and(|name| {
+            instance.strip_prefix(&name).is_some_and(|rest| rest.starts_with('_'))
         })
     });
-    // The longest name: that of another group may be its beginning.
-    let length = |group: &&Value| group.get("name").and_then(Value::as_str).map(str::len);
-    let profiles = own.max_by_key(length).and_then(|group| group.get("profile")?.as_array());
-    profiles.into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect()
+    // The name of one group may be the beginning of another one's: the longest is the instance's.
+    let Some(own) = own.max_by_key(|group| name(group).map(|name| name.len())) else {
+        return Group::default();
+    };
+    let profiles = own.get("profile").and_then(Value::as_array).into_iter().flatten();
+    Group {
+        profiles: profiles.filter_map(|name| Some(name.as_str()?.to_owned())).collect(),
+        passive: own.get("passive").and_then(Value::as_bool).unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]
@@ -53,5 +66,17 @@ mod tests {
             backend_config(&settings, "/opt/backends/mine"),
             r#"{"cmdline":{"auto-complete-config":"true","backend-directory":"/opt/backends","min-compute-capability":"6.000000","default-max-batch-size":"8"}}"#
         );
+    }
+
+    #[test]
+    fn an_instance_belongs_to_the_group_with_the_longest_fitting_name() {
+        let config = r#"{"instance_group":[{"name":"m_0","profile":["a"]},{"name":"m_0_1","passive":true}]}"#;
+        let of = |profiles: &[&str], passive| Group {
+            profiles: profiles.iter().map(|name| (*name).to_owned()).collect(),
+            passive,
+        };
+        assert_eq!(group(config, "m_0_0"), of(&["a"], false));
+        assert_eq!(group(config, "m_0_1_0"), of(&[], true));
+        assert_eq!(group(config, "other_0"), Group::default());
     }
 }

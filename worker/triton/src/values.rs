@@ -1,13 +1,12 @@
 //! Functions of the interface without an object: versions, names of values, and the log.
 
 use std::ffi::{c_char, c_int};
-use std::io::Write;
 
 use pharos::tensor::DataType;
 
 use crate::error::interface;
 use crate::fault::Fault;
-use crate::foreign::{c_text, put, text_or};
+use crate::foreign::{put, text_or};
 
 /// The versions of the interface: a backend needs the same major version and a minor version that is
 /// not later.
@@ -51,16 +50,9 @@ interface! {
         };
         let file = text_or(file, "");
         let name = file.rsplit('/').next().unwrap_or_default();
-        write_log(letter, &format!("{name}:{line}] {}", text_or(message, "")));
+        pharos_backend::log(letter, &format!("{name}:{line}] {}", text_or(message, "")));
         Ok(())
     }
-}
-
-/// Writes lines to the log of the server, with the letter of a level.
-pub(crate) fn write_log(letter: char, text: &str) {
-    let lines: String = text.lines().map(|line| format!("\u{1e}{letter}{line}\n")).collect();
-    // An error means that the stream is closed, so it cannot be reported.
-    let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }
 
 /// `TRITONSERVER_LogIsEnabled`.
@@ -189,9 +181,9 @@ pub(crate) extern "C" fn trace_activity_string(activity: c_int) -> *const c_char
 pub(crate) fn unsupported(name: &'static str) -> Fault {
     let text = format!("{name} is not supported by this server");
     if crate::process::first_use_of(name) {
-        write_log('W', &text);
+        pharos_backend::log('W', &text);
     }
-    Fault::unsupported(c_text(&text).to_string_lossy().into_owned())
+    Fault::unsupported(text)
 }
 
 #[cfg(test)]

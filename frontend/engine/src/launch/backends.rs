@@ -1,9 +1,9 @@
 //! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable
 //! built with the library `pharos-worker`, a `model.py` that runs models of that backend, or a shared
-//! library with Triton's interface, in this order. As in Triton, libraries are searched in the directories of the version, the model and the backend, in
-//! this order. The others are searched only in the directories of backends, because a `model.py` in a
-//! version's directory belongs to the model. The directory of the operator comes before the directory
-//! of the installation.
+//! library with Triton's interface, in this order. As in Triton, libraries are searched in the
+//! directories of the version, the model and the backend, in this order. The others are searched only
+//! in the directories of backends, because a `model.py` in a version's directory belongs to the model.
+//! The directory of the operator comes before the directory of the installation.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,15 +48,7 @@ pub(crate) fn find(
     name: &str,
     places: &[&Path],
 ) -> Result<Found, String> {
-    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
-    if name.is_empty() || name.starts_with('.') || !is_plain {
-        return Err(format!(
-            "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, \
-             digits, '_', '-' and '.'",
-            name.escape_debug()
-        ));
-    }
-    let own: Vec<PathBuf> = program.backends.iter().map(|directory| directory.join(name)).collect();
+    let own = directories(program, model, name)?;
     let of_backend: Vec<&Path> = own.iter().map(PathBuf::as_path).collect();
     // A model that only names one of these runs no code from its directory.
     let places = if name == TRACT || name == TEXT_BACKEND { &[] } else { places };
@@ -76,35 +68,54 @@ pub(crate) fn find(
     Err(missing(program, model, name))
 }
 
-/// Returns the library that `runtime` of a configuration names: `libtriton_NAME.so` of Triton's
-/// backends, for example to run a model with Triton's Python backend instead of this server's.
-/// `None` if it names no such library.
+/// Finds the library that `runtime` of a configuration names in place of the backend, for example
+/// Triton's Python backend instead of this server's.
 ///
 /// # Errors
-/// The file does not exist, or is not a plain name.
+/// The backend's name or the library's is not a plain name, or the library does not exist.
 pub(crate) fn named_library(
     program: &Program,
     model: &str,
-    backend: &str,
-    runtime: &str,
+    name: &str,
+    library: &str,
     places: &[&Path],
-) -> Result<Option<Found>, String> {
-    if !runtime.starts_with("libtriton_") {
-        return Ok(None);
-    }
-    let own: Vec<PathBuf> =
-        program.backends.iter().map(|directory| directory.join(backend)).collect();
+) -> Result<Found, String> {
+    let own = directories(program, model, name)?;
     let all: Vec<&Path> = places.iter().copied().chain(own.iter().map(PathBuf::as_path)).collect();
-    let found = first_file(&all, runtime).filter(|_| !runtime.contains('/'));
-    found.map(|path| Some(Found::Triton(path))).ok_or_else(|| {
-        let looked: Vec<String> =
-            all.iter().map(|directory| format!("'{}'", directory.display())).collect();
-        format!(
-            "runtime '{}' of model '{model}' does not exist in {}",
-            runtime.escape_debug(),
-            looked.join(", ")
-        )
-    })
+    if is_plain(library)
+        && let Some(path) = first_file(&all, library)
+    {
+        return Ok(Found::Triton(path));
+    }
+    let looked: Vec<String> =
+        all.iter().map(|directory| format!("'{}'", directory.display())).collect();
+    Err(format!(
+        "runtime '{}' of model '{model}' does not exist in {}",
+        library.escape_debug(),
+        looked.join(", ")
+    ))
+}
+
+/// Returns the directories of a backend, that of the operator first.
+///
+/// # Errors
+/// The backend's name is not a plain name.
+fn directories(program: &Program, model: &str, name: &str) -> Result<Vec<PathBuf>, String> {
+    if !is_plain(name) {
+        return Err(format!(
+            "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, \
+             digits, '_', '-' and '.'",
+            name.escape_debug()
+        ));
+    }
+    Ok(program.backends.iter().map(|directory| directory.join(name)).collect())
+}
+
+/// Whether a name cannot lead out of a directory.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
 /// Returns the absolute path of the first file of this name in the directories.

@@ -189,7 +189,7 @@ mod tests {
         let model = Model {
             name: "m",
             backend: "python",
-            runtime: "",
+            library: None,
             environment: None,
             sandbox: None,
             provenance: Provenance::default(),

@@ -69,8 +69,8 @@ pub(crate) struct Model<'a> {
     /// The name for messages.
     pub(crate) name: &'a str,
     pub(crate) backend: &'a str,
-    /// The field `runtime` of its configuration; may be empty.
-    pub(crate) runtime: &'a str,
+    /// The library of a backend of Triton that its configuration names in place of the backend.
+    pub(crate) library: Option<&'a str>,
     /// The value of its parameter [`ENVIRONMENT`].
     pub(crate) environment: Option<&'a str>,
     /// The value of its parameter [`pharos::model::SANDBOX`].
@@ -253,9 +253,8 @@ fn permitted(
 
 fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Launch, String> {
     let places = [model.version, model.directory];
-    if let Some(found) =
-        backends::named_library(program, model.name, model.backend, model.runtime, &places)?
-    {
+    if let Some(library) = model.library {
+        let found = backends::named_library(program, model.name, model.backend, library, &places)?;
         return Ok(with_library(program, found.path()));
     }
     if ORDINARY.contains(&model.backend) {
@@ -417,16 +416,16 @@ pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
     let places = [model.version, model.directory];
-    if let Ok(Some(found)) =
-        backends::named_library(program, model.name, model.backend, model.runtime, &places)
-    {
-        files.push(found.path().to_owned());
-    } else if !ORDINARY.contains(&model.backend)
-        && !program.is_python(model.backend)
-        && let Ok(found) = backends::find(program, model.name, model.backend, &places)
-    {
-        files.push(found.path().to_owned());
-    }
+    let found = match model.library {
+        Some(library) => {
+            backends::named_library(program, model.name, model.backend, library, &places)
+        }
+        None if ORDINARY.contains(&model.backend) || program.is_python(model.backend) => {
+            return files;
+        }
+        None => backends::find(program, model.name, model.backend, &places),
+    };
+    files.extend(found.ok().map(|found| found.path().to_owned()));
     files
 }
 

@@ -356,7 +356,7 @@ mod tests {
         let model = Model {
             name: "m",
             backend: "python",
-            runtime: "",
+            library: None,
             environment: None,
             sandbox: parameter,
             provenance: Provenance::default(),

@@ -62,7 +62,7 @@ impl Fixture {
         let model = Model {
             name: "m",
             backend,
-            runtime: "",
+            library: None,
             environment,
             sandbox: None,
             provenance: Provenance::default(),

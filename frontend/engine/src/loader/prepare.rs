@@ -81,8 +81,6 @@ pub(super) struct CodeCompletion {
     default_max_batch_size: u32,
     /// The GPUs that instances may run on.
     devices: Arc<Devices>,
-    /// `runtime` names the library of a compiled backend.
-    is_compiled: bool,
 }
 
 impl CodeCompletion {
@@ -104,7 +102,7 @@ impl CodeCompletion {
     /// Returns whether the code of the version in this directory may complete the configuration.
     /// Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
-        if self.draft.backend() != "python" || self.is_compiled {
+        if self.draft.backend() != "python" || self.draft.library().is_some() {
             return true;
         }
         scan::read_text(&version.join(self.draft.model_file()))
@@ -152,7 +150,7 @@ impl Configuration {
         launch::Model {
             name,
             backend: self.backend(),
-            runtime: self.runtime(),
+            library: self.library(),
             environment: self.parameter(launch::ENVIRONMENT),
             sandbox: self.parameter(SANDBOX),
             provenance,
@@ -162,11 +160,11 @@ impl Configuration {
         }
     }
 
-    /// Returns the field `runtime`; may be empty.
-    fn runtime(&self) -> &str {
+    /// Returns the library of a backend of Triton that `runtime` names.
+    fn library(&self) -> Option<&str> {
         match self {
-            Self::Known(config) => config.runtime(),
-            Self::CompletedByCode(code) => code.draft.runtime(),
+            Self::Known(config) => config.library(),
+            Self::CompletedByCode(code) => code.draft.library(),
         }
     }
 
@@ -432,9 +430,8 @@ fn configuration(
         .map(PathBuf::as_path)
         .chain(contents.config_path.parent())
         .collect();
-    let named = backends::named_library(&settings.program, model, &own, draft.runtime(), &places)?;
-    let is_compiled = named.is_some();
-    if is_compiled {
+    if let Some(library) = draft.library() {
+        backends::named_library(&settings.program, model, &own, library, &places)?;
         completes = true;
         names.push(&own);
     } else if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
@@ -473,7 +470,6 @@ fn configuration(
             files: contents.files.clone(),
             default_max_batch_size: settings.default_max_batch_size,
             devices: settings.devices.clone(),
-            is_compiled,
         };
         return Ok(Configuration::CompletedByCode(Box::new(code)));
     }

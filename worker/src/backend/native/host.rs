@@ -4,7 +4,6 @@
 //! Contract for `unsafe`: a string from the library is null or ends with a NUL.
 
 use std::ffi::{c_char, c_void};
-use std::io::Write;
 
 use pharos_backend::Received;
 
@@ -125,9 +124,6 @@ unsafe extern "C" fn last_error() -> *const c_char {
     foreign::last_error()
 }
 
-/// Writes to standard error. Each line is prefixed with the character RS and the letter of its
-/// level; the frontend removes the prefix.
-///
 /// # Safety
 /// This module's contract.
 unsafe extern "C" fn log(level: i32, message: *const c_char) {
@@ -139,7 +135,5 @@ unsafe extern "C" fn log(level: i32, message: *const c_char) {
         4 => 'V',
         _ => 'I',
     };
-    let lines: String = message.lines().map(|line| format!("\u{1e}{letter}{line}\n")).collect();
-    // An error means that the stream is closed, so it cannot be reported.
-    let _ = std::io::stderr().lock().write_all(lines.as_bytes());
+    pharos_backend::log(letter, &message);
 }
