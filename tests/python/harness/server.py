@@ -39,7 +39,8 @@ def log_is_written(pid: int) -> bool:
         try:
             if (task / "comm").read_text() == "log\n" and (task / "stat").read_text().rsplit(") ")[1][0] != "S":
                 return False
-        except FileNotFoundError:
+        # The thread ended before its file was opened, or between opening and reading.
+        except (FileNotFoundError, ProcessLookupError):
             pass
     return True
 

@@ -12,6 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]
+AGAIN = 2
+"""How often a row with another outcome is retried alone: its batches depend on milliseconds, which a busy machine may delay when
+all rows run concurrently. A faulty scheduler fails each time."""
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +42,17 @@ def joined(groups: list, recorded: list) -> list:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_row(ours, recorded, name):
+def test_row(ours, recorded, name, tmp_path):
     """The outcome is Triton's, with the differences in `DIFFERENCES`."""
     expected = recorded[name] | DIFFERENCES.get(name, {})
-    assert ours[name] | {"answers": joined(ours[name]["answers"], expected["answers"])} == expected
+    comparable = lambda facts: facts | {"answers": joined(facts["answers"], expected["answers"])}  # noqa: E731
+    outcome = comparable(ours[name])
+    for attempt in range(AGAIN):
+        if outcome == expected:
+            break
+        row = [row for row in ROWS if row.name == name]
+        outcome = comparable(sequences.run_ours(row, tmp_path / str(attempt))[name])
+    assert outcome == expected
 
 
 def test_every_row_is_recorded_and_every_difference_differs(recorded):
