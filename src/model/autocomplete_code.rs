@@ -23,6 +23,43 @@ struct Answer<'a> {
     #[serde(borrow)]
     config: Option<&'a RawValue>,
     error: Option<String>,
+    /// The groups of instances that a compiled backend prefers, the most preferred first.
+    #[serde(default)]
+    preferred_groups: Vec<PreferredGroup>,
+}
+
+/// A group of instances that a compiled backend prefers
+/// (`TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup`).
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PreferredGroup {
+    kind: String,
+    /// 0 for no preference.
+    count: i32,
+    /// Empty for all GPUs.
+    gpus: Vec<i32>,
+}
+
+impl PreferredGroup {
+    fn kind(&self) -> Option<Kind> {
+        Kind::from_str_name(&self.kind)
+    }
+
+    /// Returns the group for instances on some of these GPUs; `None` if it needs others.
+    fn group(&self, name: &str, gpus: &[i32]) -> Option<proto::ModelInstanceGroup> {
+        let kind = self.kind()?;
+        let mut group = proto::ModelInstanceGroup {
+            name: name.to_owned(),
+            count: self.count,
+            ..Default::default()
+        };
+        group.set_kind(kind);
+        if kind == Kind::Gpu {
+            let wanted = |gpu: &i32| self.gpus.is_empty() || self.gpus.contains(gpu);
+            group.gpus = gpus.iter().copied().filter(wanted).collect();
+        }
+        (kind != Kind::Gpu || !group.gpus.is_empty()).then_some(group)
+    }
 }
 
 /// The location of the version whose code is queried.
@@ -104,10 +141,11 @@ impl Draft {
 
     /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory":
     /// "...", "model_directory": "...", "version": N, "backend": "...", "backend_settings": {...}}`.
-    /// The configuration includes all defaults, as in Triton.
-    pub fn query(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
+    /// The configuration includes all defaults, as in Triton. Of `completion`, only the hardware
+    /// matters.
+    pub fn query(&self, place: &CodeLocation<'_>, completion: &Completion<'_>) -> String {
         let mut config = self.proto.clone();
-        normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
+        normalize::defaults(&mut config, completion);
         let text = |text: &str| serde_json::Value::from(text);
         let settings = place.backend_settings.iter();
         let settings = settings.map(|(name, value)| (name.clone(), text(value)));
@@ -135,10 +173,10 @@ impl Draft {
         };
         let parsed: Answer<'_> = serde_json::from_str(answer)
             .map_err(|error| wrong(&format!("JSON of the wrong form: {error}")))?;
-        let config = match parsed {
+        let config = match &parsed {
             Answer { error: Some(error), .. } => return Err(ConfigError::new(error.trim_end())),
             Answer { config: Some(config), .. } => config,
-            Answer { config: None, error: None } => {
+            Answer { config: None, error: None, .. } => {
                 return Err(wrong("neither a configuration nor an error"));
             }
         };
@@ -147,6 +185,7 @@ impl Draft {
             .map_err(|error| wrong(&format!("an invalid model configuration: {error}")))?;
         let answer = proto::from_dynamic(&message)?;
         workers(&mut self.proto, &answer, gpus);
+        prefer(&mut self.proto, &parsed.preferred_groups, gpus);
         merge(&mut self.proto, answer)?;
         Ok(self)
     }
@@ -223,6 +262,23 @@ fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &
             }
         }
         _ => add(proto::ModelInstanceGroup { count, ..Default::default() }),
+    }
+}
+
+/// Adds the first preferred group that these GPUs allow if the configuration has none, and takes the
+/// number of instances from the preferred group of the same kind where the configuration has none.
+fn prefer(config: &mut proto::ModelConfig, preferred: &[PreferredGroup], gpus: &[u32]) {
+    let gpus: Vec<i32> = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+    if config.instance_group.is_empty() {
+        let found = preferred.iter().find_map(|preferred| preferred.group(&config.name, &gpus));
+        config.instance_group.extend(found);
+        return;
+    }
+    for group in config.instance_group.iter_mut().filter(|group| group.count < 1) {
+        let kind = group.kind();
+        if let Some(preferred) = preferred.iter().find(|other| other.kind() == Some(kind)) {
+            group.count = preferred.count;
+        }
     }
 }
 

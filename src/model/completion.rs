@@ -25,6 +25,9 @@ pub struct Completion<'a> {
     /// Why `onnxruntime` cannot use GPUs on this machine, as the end of a sentence; `None` if it
     /// can.
     pub no_cuda_provider: Option<&'a str>,
+    /// Whether a compiled backend of Triton runs the model: its instances are placed on GPUs by
+    /// default.
+    pub compiled: bool,
     /// The inputs and outputs that the model file declares, if it could be read.
     pub signature: Option<&'a ModelSignature>,
     /// What the model file says about its prompts, if it is a GGUF file.

@@ -398,6 +398,7 @@ pub(super) fn uses_onnx_runtime(backend: &str) -> bool {
 /// Returns whether models of a backend are placed on GPUs by default.
 fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
     match backend {
+        _ if completion.compiled => true,
         "onnxruntime_genai" | "python" | "pytorch" | "torchserve" | "vllm" => true,
         name => uses_onnx_runtime(name) && completion.no_cuda_provider.is_none(),
     }

@@ -179,6 +179,7 @@ fn keeps_off_gpus(
     let own =
         |advice: &str| Some(format!("its backend '{}' runs on CPUs only{advice}", config.backend));
     Ok(match config.backend.as_str() {
+        _ if completion.compiled => None,
         "sklearn" => own(""),
         "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install \
                         onnxruntime-gpu[cuda,cudnn]`"),

@@ -57,8 +57,14 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("statsd", statsd),
     ("torchserve", torchserve),
     ("trace", trace),
+    ("triton", triton),
     ("wire", wire),
 ];
+
+/// Calls of Triton's interface for backends: each gives a result or an error.
+pub(crate) fn triton(data: &[u8]) {
+    pharos_triton::fuzzing::calls(data);
+}
 
 /// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be
 /// encoded.

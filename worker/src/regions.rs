@@ -29,13 +29,13 @@ use pharos::wire::regions::{
     MAX_PACKET, MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, decode,
 };
 use pharos_backend::runtime::{Arenas, Devices, RegionRange, Regions};
-use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
+use pharos_backend::{DeviceMemory, ReceivedOnDevice, ScratchKind, run_error};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use mapping::Mapping;
 
-use crate::device::{Cuda, Fault, Stream};
+use crate::device::{Cuda, Fault, Scratch, Stream};
 
 pub(crate) use cuda::probe;
 use cuda::{Opened, call};
@@ -45,13 +45,15 @@ pub(crate) struct ClientRegions {
     // Changed by the main thread only, between batches.
     table: RwLock<RegionTable>,
     cuda: Arc<Cuda>,
+    scratch: Scratch,
 }
 
 impl ClientRegions {
     /// Receives regions over this socket. The driver is first called when memory on a device is
     /// used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
-        Self { table: RwLock::new(RegionTable::new(socket, cuda.clone())), cuda }
+        let scratch = Scratch::new(&cuda);
+        Self { table: RwLock::new(RegionTable::new(socket, cuda.clone())), cuda, scratch }
     }
 
     /// Returns the driver.
@@ -105,6 +107,14 @@ impl Devices for ClientRegions {
             driver.synchronize(device, Stream::DEFAULT)
         });
         copied.map_err(|why| cannot_be_copied(device, &why))
+    }
+
+    fn allocate(&self, kind: ScratchKind, len: usize) -> Result<u64, InferError> {
+        self.scratch.allocate(kind, len)
+    }
+
+    fn free(&self, kind: ScratchKind, address: u64) -> Result<(), InferError> {
+        self.scratch.free(kind, address)
     }
 }
 
@@ -186,8 +196,11 @@ impl RegionTable {
     /// Like [`Regions::on_device`], but keeps the memory open for any time.
     fn kept_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice> {
         let memory = self.on_device(range)?;
-        match &self.known.get(&range.region)?.memory {
-            Some(Memory::Cuda(opened)) => Some(ReceivedOnDevice::new(opened.clone(), memory)),
+        let known = self.known.get(&range.region)?;
+        match (&known.memory, &known.region.location) {
+            (Some(Memory::Cuda(opened)), RegionLocation::Cuda { handle, .. }) => {
+                Some(ReceivedOnDevice::new(opened.clone(), memory, **handle))
+            }
             _ => None,
         }
     }

@@ -160,7 +160,8 @@ fn the_query_has_all_defaults() {
         model_directory: "/models/\"m\"",
         backend_settings: &[("size".to_owned(), "8".to_owned())],
     };
-    let question = resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &[]);
+    let question =
+        resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &Completion::default());
     for part in [
         r#"{"config":{"name":"m","platform":"","backend":"python""#,
         r#""version_policy":{"latest":{"num_versions":1}},"max_batch_size":8,"input":[],"output":[]"#,
@@ -216,6 +217,40 @@ fn files_with_a_signature_are_found() {
         let draft = Draft::from_text(source, "").unwrap();
         assert_eq!(draft.onnx_file(&files), expected, "{source} {files:?}");
     }
+}
+
+#[test]
+fn the_groups_that_a_compiled_backend_prefers_are_used() {
+    let placed = |source: &str, preferred: &str, gpus: &[u32]| {
+        let completion =
+            Completion { directory: "m", gpus, compiled: true, ..Completion::default() };
+        let source = format!("backend: 'mine' {source}");
+        let draft = Draft::from_text(&source, "config.pbtxt").unwrap();
+        let draft = draft.resolve(&completion).unwrap();
+        let answer = format!(
+            r#"{{"config":{{"input":[{IN}],"output":[{OUT}]}},"preferred_groups":[{preferred}]}}"#
+        );
+        let answered = draft.merge_answer(&answer, gpus).unwrap().complete(&completion).unwrap();
+        let groups = answered.instance_groups.into_iter();
+        groups.map(|group| (group.count, group.gpus)).collect::<Vec<_>>()
+    };
+    let cpu = r#"{"kind":"KIND_CPU","count":2,"gpus":[]}"#;
+    let gpu = r#"{"kind":"KIND_GPU","count":0,"gpus":[]}"#;
+    let second_gpu = r#"{"kind":"KIND_GPU","count":3,"gpus":[1]}"#;
+    let both = format!("{gpu},{cpu}");
+    // Without a preference: a GPU if there is one.
+    assert_eq!(placed("", "", &[]), [(1, vec![])]);
+    assert_eq!(placed("", "", &[0, 1]), [(1, vec![0, 1])]);
+    assert_eq!(placed("", cpu, &[0, 1]), [(2, vec![])]);
+    assert_eq!(placed("", &both, &[]), [(2, vec![])]);
+    assert_eq!(placed("", &both, &[0, 1]), [(1, vec![0, 1])]);
+    assert_eq!(placed("", second_gpu, &[0, 1]), [(3, vec![1])]);
+    assert_eq!(placed("", &format!("{second_gpu},{cpu}"), &[0]), [(2, vec![])]);
+    // The configuration decides what it says.
+    let group = |text: &str| format!("instance_group {{ {text} }}");
+    assert_eq!(placed(&group("kind: KIND_GPU"), cpu, &[0]), [(1, vec![0])]);
+    assert_eq!(placed(&group("kind: KIND_CPU"), cpu, &[0]), [(2, vec![])]);
+    assert_eq!(placed(&group("kind: KIND_CPU count: 5"), cpu, &[0]), [(5, vec![])]);
 }
 
 #[test]

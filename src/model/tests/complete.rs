@@ -34,6 +34,7 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
         gpus: &[],
         unusable_gpus: &[],
         no_cuda_provider: None,
+        compiled: false,
         signature: Some(signature),
         gguf: None,
         text: None,

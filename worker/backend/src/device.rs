@@ -2,9 +2,11 @@
 //! memory.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use pharos::error::InferError;
+use pharos::region::CUDA_HANDLE;
 
 /// A range of a device's memory, in a buffer of this process or in a client's region. It stays
 /// valid as long as its source: a client's region until the batch is executed. The client may
@@ -56,14 +58,25 @@ impl DeviceMemory {
 #[derive(Clone)]
 pub struct ReceivedOnDevice {
     memory: DeviceMemory,
+    handle: [u8; CUDA_HANDLE],
     /// Only held.
     _opened: Arc<dyn Any + Send + Sync>,
 }
 
 impl ReceivedOnDevice {
-    /// Describes a range of memory that `opened` keeps open.
-    pub fn new(opened: Arc<dyn Any + Send + Sync>, memory: DeviceMemory) -> Self {
-        Self { memory, _opened: opened }
+    /// Describes a range of memory that `opened` keeps open; `handle` is what opened it.
+    pub fn new(
+        opened: Arc<dyn Any + Send + Sync>,
+        memory: DeviceMemory,
+        handle: [u8; CUDA_HANDLE],
+    ) -> Self {
+        Self { memory, handle, _opened: opened }
+    }
+
+    /// Returns the CUDA IPC handle (`cudaIpcMemHandle_t`) of the client's allocation, in which this
+    /// range is: another process can open it too.
+    pub fn handle(&self) -> &[u8; CUDA_HANDLE] {
+        &self.handle
     }
 
     /// Returns the location of the memory.
@@ -88,6 +101,24 @@ impl RegionRange {
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let end = |range: &Self| range.offset.saturating_add(range.len);
         self.region == other.region && self.offset < end(other) && other.offset < end(self)
+    }
+}
+
+/// The kinds of memory that a backend allocates for its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ScratchKind {
+    /// Memory of the process that the driver copies from and to directly.
+    Pinned,
+    /// Memory of the instance's device.
+    Device,
+}
+
+impl fmt::Display for ScratchKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pinned => "pinned memory",
+            Self::Device => "memory of the GPU",
+        })
     }
 }
 
@@ -117,6 +148,19 @@ pub trait Devices: Send + Sync {
     /// # Errors
     /// The driver's reason.
     fn copy(&self, from: DeviceMemory, to: DeviceMemory) -> Result<(), InferError>;
+
+    /// Allocates memory of at least `len` bytes with undefined content; returns its address.
+    ///
+    /// # Errors
+    /// `Unsupported`: the instance runs on processors, or has no pinned memory. `Unavailable`: there
+    /// is no memory left.
+    fn allocate(&self, kind: ScratchKind, len: usize) -> Result<u64, InferError>;
+
+    /// Frees memory that [`Devices::allocate`] has returned. All work that uses it must be done.
+    ///
+    /// # Errors
+    /// `InvalidArg`: there is no memory of this kind at the address.
+    fn free(&self, kind: ScratchKind, address: u64) -> Result<(), InferError>;
 }
 
 /// The regions of clients while a batch is executed. Regions are removed only between batches.

@@ -45,7 +45,7 @@ pub use backend::{Backend, Context, Create, Readiness};
 pub use batch::{Batch, Input, ReceivedPiece, Source};
 pub use calls::{Call, CallInput, Called, CalledOutput, Canceller, Pending};
 pub use client_memory::OutputMemory;
-pub use device::{DeviceInputs, DeviceMemory, ReceivedOnDevice};
+pub use device::{DeviceInputs, DeviceMemory, ReceivedOnDevice, ScratchKind};
 pub use error::{load_error, run_error};
 pub use log::log;
 pub use metrics::{

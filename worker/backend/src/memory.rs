@@ -47,6 +47,11 @@ impl InputArena {
         pin(&self.pinned, &self.memory, bytes, register)
     }
 
+    /// Whether these bytes are registered with a GPU driver.
+    pub(crate) fn is_pinned(&self, bytes: &[u8]) -> bool {
+        is_pinned(&self.pinned, &self.memory, bytes)
+    }
+
     /// Returns the bytes of an input; `None` if they are not within the arena.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         // SAFETY: the frontend does not touch the block until it is answered (contract above).
@@ -161,6 +166,11 @@ impl OutputArena {
         pinned.map(Some).inspect_err(|_| self.lock().arena.unfence(len))
     }
 
+    /// Whether these bytes are registered with a GPU driver.
+    pub(crate) fn is_pinned(&self, bytes: &[u8]) -> bool {
+        is_pinned(&self.pinned, &self.memory, bytes)
+    }
+
     /// Returns unused memory beyond `keep` bytes, and beyond the registered part, to the system.
     pub fn trim(&self, keep: u64) {
         let keep = keep.max(self.pinned.get().map_or(0, |pinned| pinned.len as u64));
@@ -223,6 +233,12 @@ fn pin<E>(
     let guard = register(memory.as_ptr(), len)?;
     let _ = cell.set(Pinned { len, _guard: guard });
     Ok(len as u64)
+}
+
+fn is_pinned(cell: &OnceLock<Pinned>, memory: &SharedMemory, bytes: &[u8]) -> bool {
+    let Some(pinned) = cell.get() else { return false };
+    let offset = bytes.as_ptr().addr().checked_sub(memory.as_ptr().addr());
+    offset.and_then(|offset| offset.checked_add(bytes.len())).is_some_and(|end| end <= pinned.len)
 }
 
 fn whole_pages(memory: &SharedMemory, bytes: u64) -> usize {

@@ -9,7 +9,7 @@ use pharos::wire::ToFrontend;
 
 use crate::aligned::AlignedBuffer;
 use crate::connection::Connection;
-use crate::device::{DeviceMemory, Devices, ReceivedOnDevice};
+use crate::device::{DeviceMemory, Devices, ReceivedOnDevice, ScratchKind};
 use crate::frames::{Reader, Sender};
 use crate::memory::{InputArena, OutputArena};
 use crate::metrics::Metrics;
@@ -131,6 +131,32 @@ impl Runtime {
         let mut buffer = AlignedBuffer::zeroed(memory.len());
         self.read_device(memory, buffer.as_mut_slice())?;
         Ok(Received::of_buffer(buffer))
+    }
+
+    /// Allocates memory for the backend's work: at least `len` bytes with undefined content. Returns
+    /// the address.
+    ///
+    /// # Errors
+    /// `Unsupported`: the instance runs on processors, or has no pinned memory. `Unavailable`: there
+    /// is no memory left.
+    pub fn allocate_scratch(&self, kind: ScratchKind, len: usize) -> Result<u64, InferError> {
+        self.0.devices.allocate(kind, len)
+    }
+
+    /// Frees memory that [`Runtime::allocate_scratch`] has returned. All work that uses it must be
+    /// done.
+    ///
+    /// # Errors
+    /// `InvalidArg`: there is no memory of this kind at the address.
+    pub fn free_scratch(&self, kind: ScratchKind, address: u64) -> Result<(), InferError> {
+        self.0.devices.free(kind, address)
+    }
+
+    /// Whether these bytes are in memory that is registered with a GPU driver, from and to which
+    /// it copies directly.
+    pub fn is_pinned(&self, bytes: &[u8]) -> bool {
+        let arenas = &self.0.arenas;
+        arenas.inputs.is_pinned(bytes) || arenas.outputs.is_pinned(bytes)
     }
 
     /// The metrics of this process.

@@ -19,9 +19,14 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    fn new(cuda: &Arc<Cuda>, len: usize) -> Result<Self, Fault> {
+    pub(super) fn new(cuda: &Arc<Cuda>, len: usize) -> Result<Self, Fault> {
         let address = cuda.call(|driver| driver.allocate(OWN, len))?;
         Ok(Self { cuda: cuda.clone(), memory: DeviceMemory::new(OWN, address, len) })
+    }
+
+    /// Returns all of it.
+    pub(super) fn whole(&self) -> DeviceMemory {
+        self.memory
     }
 
     /// Returns its first bytes; at most its length.

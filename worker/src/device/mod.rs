@@ -13,6 +13,8 @@ mod driver;
 #[allow(unsafe_code, clippy::unwrap_used)]
 pub(crate) mod fake;
 mod memory;
+#[allow(unsafe_code)]
+mod scratch;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -26,6 +28,7 @@ use pharos::wire::Device;
 pub(crate) use calls::Driver;
 pub(crate) use memory::{Buffer, Pool, is_usable};
 pub(crate) use pharos_backend::DeviceMemory;
+pub(crate) use scratch::Scratch;
 pub(crate) use work::{Prefetch, Queues, Work};
 
 /// The instance's device, in the process's numbering: see [`Device::visible`].

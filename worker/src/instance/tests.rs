@@ -81,12 +81,21 @@ struct Parts {
 }
 
 fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
+    load_with(config, files, cuda, &backends())
+}
+
+fn load_with(
+    config: &str,
+    files: &[(&str, &[u8])],
+    cuda: Arc<Cuda>,
+    backends: &Registry,
+) -> Result<World, InferError> {
     let Parts { load, descriptors, inputs, outputs, reader, regions, folder } =
         parts(config, files, &cuda);
     let (worker_reader, sender, frontend) = connection();
     let (runtime, regions_of_worker) =
         crate::open(&load, worker_reader, sender, descriptors, cuda)?;
-    let instance = Instance::load(&load, runtime, regions_of_worker, &backends())?;
+    let instance = Instance::load(&load, runtime, regions_of_worker, backends)?;
     Ok(World {
         instance,
         inputs,

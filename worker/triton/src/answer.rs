@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError};
-use pharos_backend::{Reply, Responder};
+use pharos_backend::{ReceivedOnDevice, Reply, Responder};
 
 use crate::fault::Fault;
 use crate::kept::Kept;
@@ -78,6 +78,15 @@ impl Answer {
         match &self.channel {
             Channel::Single(responder) => responder.place(),
             Channel::Joined(kept) => kept.place(),
+        }
+    }
+
+    /// Returns the memory on the instance's GPU where the client wants `len` bytes of an output. A
+    /// batch that waits for its requests joins their outputs in the process's memory.
+    pub(crate) fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
+        match &self.channel {
+            Channel::Single(responder) => responder.place_on_device(output, len),
+            Channel::Joined(_) => None,
         }
     }
 

@@ -5,19 +5,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pharos::error::InferError;
+use pharos::tensor::byte_size;
 use pharos::timeline::Instant;
 use pharos_backend::{
-    Backend, Batch, Context, Outputs, Readiness, RequestPart, in_clients_order, load_error,
+    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, ReceivedPiece, RequestPart,
+    in_clients_order, load_error,
 };
 
 use crate::answer::{Answer, Channel};
+use crate::buffer::InputBytes;
 use crate::error::{self, ErrorPointer};
 use crate::joined;
 use crate::kept::{Kept, Releases};
 use crate::library::{self, Functions};
 use crate::model::{
     Attributes, BackendDescription, BackendObject, InstanceDescription, InstanceObject, Model,
-    ModelDescription, ModelObject,
+    ModelDescription, ModelObject, PreferredGroup,
 };
 use crate::object::{self, Object};
 use crate::process;
@@ -44,6 +47,7 @@ struct Instance {
     model: HostedModel,
     instance: *mut Object<InstanceObject>,
     shared: Arc<Model>,
+    on_gpu: bool,
     /// Rescheduled requests, kept until they are executed again: dropping them would fail them.
     rescheduled: Vec<Arc<Answer>>,
     /// Wakes this thread when a request of a model with states is released.
@@ -122,6 +126,13 @@ impl Drop for Host {
 }
 
 impl HostedModel {
+    /// Returns the groups of instances that the backend prefers.
+    pub(crate) fn preferred_groups(&self) -> Vec<PreferredGroup> {
+        // SAFETY: the object lives until the process ends.
+        let attributes = unsafe { object::get(self.host.attributes) };
+        attributes.map(|attributes| attributes.preferred.lock().clone()).unwrap_or_default()
+    }
+
     /// Returns the configuration as the backend has left it, as JSON.
     pub(crate) fn config(&self) -> String {
         // SAFETY: the object lives until the process ends.
@@ -155,6 +166,7 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
         name: &context.config.backend,
         config: &crate::settings::backend_config(context.backend_settings, &directory),
         directory: &directory,
+        runtime: Some(context.runtime),
     };
     let config = context.config.to_json();
     let group = crate::settings::group(&config, context.instance);
@@ -185,6 +197,7 @@ pub fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, In
         model,
         instance,
         shared,
+        on_gpu: context.on_gpu,
         rescheduled: Vec::new(),
         releases: Arc::default(),
     }))
@@ -230,13 +243,12 @@ impl Instance {
                 continue;
             }
             positions.push(input.index);
-            let bytes = batch.received(at).ok_or_else(|| {
-                InferError::internal(format!("input '{}' is missing in the batch", input.name))
-            })?;
-            let parts = batch.parts_of(input)?;
-            for (inputs, RequestPart { shape, bytes: range }) in inputs.iter_mut().zip(parts) {
-                let data =
-                    if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
+            let parts = if input.pieces.is_empty() {
+                host_parts(batch, at, input)?
+            } else {
+                placed_parts(batch, at, input)?
+            };
+            for (inputs, (shape, data)) in inputs.iter_mut().zip(parts) {
                 inputs.push(Input {
                     model: self.shared.clone(),
                     position: input.index,
@@ -271,6 +283,50 @@ impl Instance {
     }
 }
 
+/// One request's part of an input: its shape and its bytes.
+type Part = (Vec<i64>, InputBytes);
+
+fn missing(input: &pharos_backend::Input<'_>) -> InferError {
+    InferError::internal(format!("input '{}' is missing in the batch", input.name))
+}
+
+/// Returns each request's part of the input at position `at`, which is in the process's memory.
+fn host_parts(
+    batch: &Batch<'_>,
+    at: usize,
+    input: &pharos_backend::Input<'_>,
+) -> Result<Vec<Part>, InferError> {
+    let bytes = batch.received(at).ok_or_else(|| missing(input))?;
+    let parts = batch.parts_of(input)?.into_iter().map(|RequestPart { shape, bytes: range }| {
+        let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
+        (shape, InputBytes::Host(part))
+    });
+    Ok(parts.collect())
+}
+
+/// Returns each request's part of the input at position `at`, some of which is on a device.
+fn placed_parts(
+    batch: &Batch<'_>,
+    at: usize,
+    input: &pharos_backend::Input<'_>,
+) -> Result<Vec<Part>, InferError> {
+    let shapes = batch.shapes_of(input).into_iter().enumerate();
+    let parts = shapes.map(|(piece, shape)| {
+        let bytes = match batch.received_piece(at, piece).ok_or_else(|| missing(input))? {
+            ReceivedPiece::Host(bytes) => InputBytes::Host(bytes),
+            ReceivedPiece::Device(kept) => InputBytes::Device(kept),
+        };
+        if byte_size(input.datatype, &shape) != Some(bytes.len() as u64) {
+            return Err(InferError::internal(format!(
+                "input '{}' does not match its shape",
+                input.name
+            )));
+        }
+        Ok((shape, bytes))
+    });
+    parts.collect()
+}
+
 impl Backend for Instance {
     fn engine(&self) -> String {
         format!("triton backend {}", self.shared.config.backend)
@@ -278,6 +334,10 @@ impl Backend for Instance {
 
     fn wants_details(&self) -> bool {
         true
+    }
+
+    fn takes_device_memory(&self) -> DeviceInputs {
+        if self.on_gpu { DeviceInputs::Pieces } else { DeviceInputs::Never }
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {

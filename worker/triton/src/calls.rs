@@ -14,12 +14,14 @@ use pharos::id::CorrelationId;
 use pharos::infer::{Parameter, Parameters};
 use pharos::tensor::DataType;
 use pharos_backend::{
-    Call, CallInput, CallRequest, Called, CalledOutput, Canceller, Content, Pending, Runtime,
+    Call, CallInput, CallRequest, Called, CalledOutput, Canceller, Content, DeviceMemory, Pending,
+    Runtime,
 };
 
 use crate::error::{self, ErrorPointer, interface};
 use crate::fault::Fault;
 use crate::foreign::{bytes, c_text, list, put, put_if_wanted, text};
+use crate::fuzzing::{Argument, Source};
 use crate::memory::{AttributesPointer, BufferAttributes};
 use crate::message::OwnParameter;
 use crate::model::Server;
@@ -78,6 +80,35 @@ type SetAttributes = unsafe extern "C-unwind" fn(
 type Responded = unsafe extern "C-unwind" fn(*mut Object<CallResponse>, u32, *mut c_void);
 type Released = unsafe extern "C-unwind" fn(*mut Object<CallRequestObject>, u32, *mut c_void);
 
+/// Functions of a library for fuzz targets: none, or one that does nothing.
+macro_rules! callbacks {
+    ($($type:ty: ($($argument:ty),*) $(-> $result:ty = $value:expr)?;)*) => { $(
+        impl Argument for Option<$type> {
+            fn take(source: &mut Source<'_>) -> Self {
+                unsafe extern "C-unwind" fn idle($(_: $argument),*) $(-> $result)? { $($value)? }
+                (source.byte() % 4 > 0).then_some(idle as $type)
+            }
+        }
+    )* };
+}
+
+callbacks! {
+    Allocate: (
+        AllocatorPointer, *const c_char, usize, c_int, i64, *mut c_void, *mut *mut c_void,
+        *mut *mut c_void, *mut c_int, *mut i64
+    ) -> ErrorPointer = ptr::null_mut();
+    Release: (AllocatorPointer, *mut c_void, *mut c_void, usize, c_int, i64)
+        -> ErrorPointer = ptr::null_mut();
+    Start: (AllocatorPointer, *mut c_void) -> ErrorPointer = ptr::null_mut();
+    Query: (AllocatorPointer, *mut c_void, *const c_char, *mut usize, *mut c_int, *mut i64)
+        -> ErrorPointer = ptr::null_mut();
+    SetAttributes: (
+        AllocatorPointer, *const c_char, *mut Object<BufferAttributes>, *mut c_void, *mut c_void
+    ) -> ErrorPointer = ptr::null_mut();
+    Responded: (*mut Object<CallResponse>, u32, *mut c_void);
+    Released: (*mut Object<CallRequestObject>, u32, *mut c_void);
+}
+
 /// `TRITONSERVER_ResponseAllocator`: functions of a library that give memory for outputs.
 pub(crate) struct Allocator {
     allocate: Allocate,
@@ -115,7 +146,15 @@ struct OwnInput {
     datatype: DataType,
     shape: Vec<i64>,
     /// The buffers that the library has appended. They live until the request is released.
-    parts: Vec<(*const c_char, usize)>,
+    parts: Vec<InputPart>,
+}
+
+/// A buffer that a library has appended to an input.
+struct InputPart {
+    base: *const c_char,
+    size: usize,
+    /// The GPU whose memory it is in.
+    device: Option<u32>,
 }
 
 /// The content of a request to another model.
@@ -209,20 +248,29 @@ impl Description {
         let mut inputs = Vec::with_capacity(self.inputs.len());
         for input in &self.inputs {
             let located = match input.parts.as_slice() {
-                [(base, size)] => runtime.locate(base.addr(), *size),
+                [InputPart { base, size, device: None }] => runtime.locate(base.addr(), *size),
                 _ => None,
             };
             let content = match located {
                 Some(received) => Content::Received(received),
                 None => {
-                    let size = input.parts.iter().map(|(_, size)| size).sum();
+                    let size = input.parts.iter().map(|part| part.size).sum();
                     let mut memory = runtime.memory(size)?;
                     let mut rest: &mut [u8] = &mut memory;
-                    for (base, size) in &input.parts {
-                        // SAFETY: the caller guarantees it.
-                        let part = unsafe { bytes(*base, *size, "the data of an input") }?;
-                        let (place, after) = rest.split_at_mut(part.len());
-                        place.copy_from_slice(part);
+                    for InputPart { base, size, device } in &input.parts {
+                        let (place, after) = rest.split_at_mut(*size);
+                        match device {
+                            Some(device) => {
+                                let address = base.expose_provenance() as u64;
+                                let from = DeviceMemory::new(*device, address, *size);
+                                runtime.read_device(from, place)?;
+                            }
+                            None => {
+                                // SAFETY: the caller guarantees it.
+                                let part = unsafe { bytes(*base, *size, "the data of an input") }?;
+                                place.copy_from_slice(part);
+                            }
+                        }
                         rest = after;
                     }
                     Content::Memory(memory)
@@ -738,9 +786,9 @@ interface! {
         base: *const c_char,
         size: usize,
         memory: c_int,
-        _device: i64,
+        device: i64,
     ) {
-        append(request, name, base, size, memory)
+        append(request, name, base, size, (memory, device))
     }
 
     /// `TRITONSERVER_InferenceRequestAppendInputDataWithHostPolicy`. All policies have the same
@@ -751,10 +799,10 @@ interface! {
         base: *const c_char,
         size: usize,
         memory: c_int,
-        _device: i64,
+        device: i64,
         _policy: *const c_char,
     ) {
-        append(request, name, base, size, memory)
+        append(request, name, base, size, (memory, device))
     }
 
     /// `TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes`.
@@ -765,7 +813,7 @@ interface! {
         attributes: *const Object<BufferAttributes>,
     ) {
         let place = object::get(attributes)?.place();
-        append(request, name, base, place.bytes, place.memory)
+        append(request, name, base, place.bytes, (place.memory, place.device))
     }
 
     /// `TRITONSERVER_InferenceRequestRemoveAllInputData`.
@@ -1021,24 +1069,26 @@ unsafe fn append(
     name: *const c_char,
     base: *const c_char,
     size: usize,
-    memory: c_int,
+    (memory, device): (c_int, i64),
 ) -> Result<(), Fault> {
     // SAFETY: the caller guarantees it.
     let request = unsafe { object::get(request) }?;
     // SAFETY: as above.
     let name = unsafe { text(name, "the name of an input") }?;
-    if memory == GPU {
-        return Err(Fault::unsupported(format!(
-            "the data of input '{name}' is in the memory of a GPU; inputs of calls are in the \
-             process's memory"
-        )));
-    }
-    // SAFETY: as above.
-    unsafe { bytes(base, size, "the data of an input") }?;
+    let device = match memory {
+        GPU => Some(u32::try_from(device).map_err(|_| {
+            Fault::invalid(format!("the data of input '{name}' is on the device {device}"))
+        })?),
+        _ => {
+            // SAFETY: as above.
+            unsafe { bytes(base, size, "the data of an input") }?;
+            None
+        }
+    };
     let mut description = request.description.lock();
     let input = description.input(name)?;
     if size > 0 {
-        input.parts.push((base, size));
+        input.parts.push(InputPart { base, size, device });
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use pharos_backend::load_error;
 use serde_json::{Value, json};
 
 use crate::backend::Host;
-use crate::model::{BackendDescription, ModelDescription};
+use crate::model::{BackendDescription, ModelDescription, PreferredGroup};
 
 /// Answers a question for the library at `path`.
 ///
@@ -22,14 +22,23 @@ pub fn complete(path: &Path, out: &Path) -> io::Result<()> {
     io::stdin().read_to_string(&mut question)?;
     let question: Value = serde_json::from_str(&question)?;
     let answer = match completed(path, &question) {
-        Ok(config) => format!("{{\"config\":{config}}}"),
+        Ok(Completed { config, preferred }) => {
+            format!("{{\"config\":{config},\"preferred_groups\":{preferred}}}")
+        }
         Err(error) => json!({ "error": error.message }).to_string(),
     };
     std::fs::write(out, answer)
 }
 
-/// Returns the completed configuration as JSON.
-fn completed(path: &Path, question: &Value) -> Result<String, InferError> {
+/// What a backend says about a model.
+struct Completed {
+    /// The completed configuration as JSON.
+    config: String,
+    /// The groups of instances that the backend prefers, as in a configuration.
+    preferred: Value,
+}
+
+fn completed(path: &Path, question: &Value) -> Result<Completed, InferError> {
     let text = |name: &str| question.get(name).and_then(Value::as_str).unwrap_or_default();
     let config = question.get("config").cloned().unwrap_or_default();
     let name = config.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -47,6 +56,7 @@ fn completed(path: &Path, question: &Value) -> Result<String, InferError> {
             name: text("backend"),
             config: &crate::settings::backend_config(&settings, &directory),
             directory: &directory,
+            runtime: None,
         },
     )?;
     let model = host.load(&ModelDescription {
@@ -56,8 +66,12 @@ fn completed(path: &Path, question: &Value) -> Result<String, InferError> {
         config: &config.to_string(),
         completes: true,
     })?;
-    let completed = model.config();
-    serde_json::from_str::<Value>(&completed)
+    let config = model.config();
+    serde_json::from_str::<Value>(&config)
         .map_err(|error| load_error(format!("the backend has set invalid JSON: {error}")))?;
-    Ok(completed)
+    let preferred = model.preferred_groups().into_iter();
+    let preferred = preferred.map(|PreferredGroup { kind, count, gpus }| {
+        json!({ "kind": kind, "count": count, "gpus": gpus })
+    });
+    Ok(Completed { config, preferred: preferred.collect() })
 }

@@ -69,10 +69,18 @@ pub(crate) unsafe fn consume(error: ErrorPointer) -> InferError {
     said
 }
 
-/// Defines functions of the interface that return an error. They all have the same contract. A panic
-/// in one of them ends the process.
+/// Defines functions of the interface that return an error, and lists them for the fuzz target. They
+/// all have the same contract. A panic in one of them ends the process.
 macro_rules! interface {
-    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => { $(
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        /// The functions of this module.
+        pub(crate) const FUZZED: &[$crate::fuzzing::Fuzzed] = &[$(
+            (concat!(module_path!(), "::", stringify!($name)), |source| {
+                // SAFETY: arguments keep the contract of this package.
+                unsafe { $name($(<$type as $crate::fuzzing::Argument>::take(source)),*) }
+            })
+        ),*];
+        $(
         $(#[$attribute])*
         ///
         /// # Safety
@@ -81,7 +89,8 @@ macro_rules! interface {
             // SAFETY: the contract of this package.
             $crate::error::outcome(move || unsafe { $body })
         }
-    )* };
+        )*
+    };
 }
 pub(crate) use interface;
 

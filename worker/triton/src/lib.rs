@@ -16,6 +16,7 @@
 
 mod answer;
 mod backend;
+mod buffer;
 mod calls;
 mod complete;
 mod computation;
@@ -23,6 +24,7 @@ mod error;
 mod fault;
 mod foreign;
 mod functions;
+pub mod fuzzing;
 mod joined;
 mod kept;
 mod library;

@@ -2,14 +2,16 @@
 //! backend uses while it executes.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 
 use parking_lot::Mutex;
+use pharos_backend::{ReceivedOnDevice, Runtime, ScratchKind};
 
 use crate::error::interface;
 use crate::fault::Fault;
 use crate::foreign::put;
 use crate::object::{self, Object, kinds};
-use crate::values::{CPU, GPU};
+use crate::values::{CPU, CPU_PINNED, GPU};
 
 /// Where a buffer is.
 #[derive(Clone, Copy)]
@@ -21,6 +23,42 @@ pub(crate) struct Place {
     cuda: *mut c_void,
 }
 
+impl Place {
+    /// Describes bytes of the process.
+    pub(crate) fn of_host(bytes: &[u8], runtime: &Runtime) -> Self {
+        let memory = if runtime.is_pinned(bytes) { CPU_PINNED } else { CPU };
+        Self { memory, ..Self::of_process(bytes.len()) }
+    }
+
+    /// Describes a client's memory on a device. The handle is valid as long as `kept`.
+    pub(crate) fn of_device(kept: &ReceivedOnDevice) -> Self {
+        let memory = kept.memory();
+        Self {
+            memory: GPU,
+            device: memory.device().into(),
+            bytes: memory.len(),
+            cuda: kept.handle().as_ptr().cast_mut().cast(),
+        }
+    }
+
+    /// Describes memory of the process that is not registered with a driver.
+    fn of_process(bytes: usize) -> Self {
+        Self { memory: CPU, device: 0, bytes, cuda: ptr::null_mut() }
+    }
+
+    /// Writes the kind of memory and the number of the device.
+    ///
+    /// # Safety
+    /// The contract of this package.
+    pub(crate) unsafe fn put(self, memory: *mut c_int, device: *mut i64) -> Result<(), Fault> {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            put(memory, self.memory)?;
+            put(device, self.device)
+        }
+    }
+}
+
 /// `TRITONSERVER_BufferAttributes`. Locked to read or write it only.
 pub(crate) struct BufferAttributes(Mutex<Place>);
 
@@ -30,7 +68,10 @@ unsafe impl Send for BufferAttributes {}
 unsafe impl Sync for BufferAttributes {}
 
 /// `TRITONBACKEND_MemoryManager`.
-pub(crate) struct MemoryManager;
+pub(crate) struct MemoryManager {
+    /// The connection of the process; `None` in one that only completes a configuration.
+    runtime: Option<Runtime>,
+}
 
 kinds! {
     BufferAttributes = 4, "buffer attributes";
@@ -40,8 +81,7 @@ kinds! {
 impl BufferAttributes {
     /// Describes a buffer in the process's memory.
     pub(crate) fn of_host(bytes: usize) -> Self {
-        let cuda = std::ptr::null_mut();
-        Self(Mutex::new(Place { memory: CPU, device: 0, bytes, cuda }))
+        Self(Mutex::new(Place::of_process(bytes)))
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -67,14 +107,38 @@ impl Drop for AttributesPointer {
 }
 
 impl AttributesPointer {
-    /// Returns the attributes in this place, which describe a buffer of the process; creates them
-    /// at first.
-    pub(crate) fn of_host(
-        place: &Mutex<Option<Self>>,
-        bytes: usize,
-    ) -> *mut Object<BufferAttributes> {
-        place.lock().get_or_insert_with(|| Self(object::make(BufferAttributes::of_host(bytes)))).0
+    /// Returns the attributes that `kept` has; creates them at first, for a buffer at `place`.
+    pub(crate) fn of(kept: &Mutex<Option<Self>>, place: Place) -> *mut Object<BufferAttributes> {
+        let make = || Self(object::make(BufferAttributes(Mutex::new(place))));
+        kept.lock().get_or_insert_with(make).0
     }
+}
+
+impl MemoryManager {
+    pub(crate) fn new(runtime: Option<&Runtime>) -> Self {
+        Self { runtime: runtime.cloned() }
+    }
+
+    /// Returns the connection through which pinned memory or memory of the GPU is allocated.
+    fn scratch(&self, kind: c_int) -> Result<(&Runtime, ScratchKind), Fault> {
+        let runtime = self.runtime.as_ref().ok_or_else(|| {
+            Fault::unsupported(
+                "a process that completes a configuration has memory of the CPU only",
+            )
+        })?;
+        Ok((runtime, if kind == GPU { ScratchKind::Device } else { ScratchKind::Pinned }))
+    }
+}
+
+/// Checks the number of a device: a process allocates on its instance's only.
+fn check_device(kind: c_int, device: i64) -> Result<(), Fault> {
+    if kind == GPU && device != 0 {
+        return Err(Fault::unsupported(format!(
+            "memory is allocated on the instance's GPU, which is device 0 in its process; the \
+             device is {device}"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the kind of memory with this number.
@@ -142,23 +206,28 @@ interface! {
         put(bytes, object::get(attributes)?.place().bytes)
     }
 
-    /// `TRITONBACKEND_MemoryManagerAllocate`. Backends fall back to other memory if a kind is not
-    /// supported.
+    /// `TRITONBACKEND_MemoryManagerAllocate`. Backends fall back to other memory if there is none of
+    /// a kind.
     fn allocate(
         manager: *const Object<MemoryManager>,
         buffer: *mut *mut c_void,
         memory: c_int,
-        _device: i64,
+        device: i64,
         bytes: u64,
     ) {
-        object::get(manager)?;
-        if memory_kind(memory)? != CPU {
-            return Err(Fault::unsupported(
-                "the memory manager allocates memory of the CPU only; pinned memory and memory of \
-                 GPUs are not supported",
-            ));
-        }
+        let manager = object::get(manager)?;
+        let kind = memory_kind(memory)?;
+        check_device(kind, device)?;
         let size = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
+        if kind != CPU {
+            let (runtime, kind) = manager.scratch(kind)?;
+            let address = runtime.allocate_scratch(kind, size)?;
+            let start = usize::try_from(address).unwrap_or_default();
+            return put(buffer, ptr::with_exposed_provenance_mut(start)).inspect_err(|_| {
+                // Allocated above.
+                let _ = runtime.free_scratch(kind, address);
+            });
+        }
         let memory = libc::malloc(size);
         if memory.is_null() {
             return Err(Fault::unavailable(format!("cannot allocate {bytes} bytes of memory")));
@@ -171,11 +240,14 @@ interface! {
         manager: *const Object<MemoryManager>,
         buffer: *mut c_void,
         memory: c_int,
-        _device: i64,
+        device: i64,
     ) {
-        object::get(manager)?;
-        if memory_kind(memory)? != CPU {
-            return Err(Fault::unsupported("the memory manager frees memory of the CPU only"));
+        let manager = object::get(manager)?;
+        let kind = memory_kind(memory)?;
+        check_device(kind, device)?;
+        if kind != CPU {
+            let (runtime, kind) = manager.scratch(kind)?;
+            return Ok(runtime.free_scratch(kind, buffer.expose_provenance() as u64)?);
         }
         libc::free(buffer);
         Ok(())

@@ -17,6 +17,7 @@ use crate::foreign::{c_text, list, put};
 use crate::memory::{BufferAttributes, MemoryManager};
 use crate::message::Message;
 use crate::object::{self, Object, kinds};
+use crate::values::{KIND_CPU, KIND_GPU};
 
 /// The version of the model configuration's JSON.
 const CONFIG_VERSION: u32 = 1;
@@ -37,10 +38,21 @@ pub(crate) struct BackendObject {
 /// `TRITONBACKEND_BackendAttribute`.
 #[derive(Default)]
 pub(crate) struct Attributes {
-    /// The preferred kinds of instances.
-    pub(crate) preferred: Mutex<Vec<c_int>>,
+    /// The preferred groups of instances, the most preferred first.
+    pub(crate) preferred: Mutex<Vec<PreferredGroup>>,
     /// Whether instances may be loaded in parallel. They always are: each is a process.
     parallel: AtomicBool,
+}
+
+/// A group of instances that a backend prefers.
+#[derive(Clone)]
+pub(crate) struct PreferredGroup {
+    /// The name of its kind in a configuration.
+    pub(crate) kind: &'static str,
+    /// 0 for no preference.
+    pub(crate) count: u64,
+    /// Empty for all GPUs.
+    pub(crate) gpus: Vec<u64>,
 }
 
 /// `TRITONSERVER_Server`.
@@ -100,6 +112,11 @@ impl Model {
             runtime: runtime.clone(),
         })
     }
+
+    /// Returns the position of the output with this name in the configuration.
+    pub(crate) fn output_at(&self, name: &str) -> Option<usize> {
+        self.config.outputs.iter().position(|output| output.name == name)
+    }
 }
 
 /// What a backend is created from.
@@ -109,6 +126,8 @@ pub(crate) struct BackendDescription<'a> {
     pub(crate) config: &'a str,
     /// The directory of its library.
     pub(crate) directory: &'a str,
+    /// The connection of the process; `None` in one that only completes a configuration.
+    pub(crate) runtime: Option<&'a Runtime>,
 }
 
 impl BackendObject {
@@ -117,7 +136,7 @@ impl BackendObject {
             name: c_text(description.name),
             config: object::make(Message::new(description.config)),
             directory: c_text(description.directory),
-            memory: object::make(MemoryManager),
+            memory: object::make(MemoryManager::new(description.runtime)),
             state: AtomicPtr::new(ptr::null_mut()),
             policy: Mutex::new(0),
         }
@@ -260,15 +279,24 @@ interface! {
     fn attributes_add_group(
         attributes: *const Object<Attributes>,
         kind: c_int,
-        _count: u64,
+        count: u64,
         devices: *const u64,
         device_count: u64,
     ) {
-        if !(0..=3).contains(&kind) {
-            return Err(Fault::invalid(format!("the kind of a group is {kind}; 0 to 3 are allowed")));
-        }
-        list(devices, device_count, "the list of devices")?;
-        object::get(attributes)?.preferred.lock().push(kind);
+        let attributes = object::get(attributes)?;
+        let kind = match kind {
+            0 => "KIND_AUTO",
+            KIND_CPU => "KIND_CPU",
+            KIND_GPU => "KIND_GPU",
+            3 => "KIND_MODEL",
+            _ => {
+                return Err(Fault::invalid(format!(
+                    "the kind of a group is {kind}; 0 to 3 are allowed"
+                )));
+            }
+        };
+        let gpus = list(devices, device_count, "the list of devices")?.to_vec();
+        attributes.preferred.lock().push(PreferredGroup { kind, count, gpus });
         Ok(())
     }
 

@@ -8,13 +8,14 @@ use parking_lot::Mutex;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameter;
 use pharos::tensor::DataType;
-use pharos_backend::{Memory, Received};
+use pharos_backend::Memory;
 
 use crate::answer::Answer;
+use crate::buffer::InputBytes;
 use crate::error::interface;
 use crate::fault::Fault;
-use crate::foreign::{c_text, put, put_if_wanted, text};
-use crate::memory::{AttributesPointer, BufferAttributes};
+use crate::foreign::{c_text, list, put, put_if_wanted, text};
+use crate::memory::{AttributesPointer, BufferAttributes, Place};
 use crate::message::{BOOL, DOUBLE, INT, STRING};
 use crate::model::Model;
 use crate::object::{self, Object, kinds};
@@ -35,7 +36,7 @@ pub(crate) struct Input {
     pub(crate) position: usize,
     pub(crate) datatype: DataType,
     pub(crate) shape: Vec<i64>,
-    pub(crate) data: Received,
+    pub(crate) data: InputBytes,
     /// Created when the backend asks for them. Locked to read or write the pointer only.
     pub(crate) attributes: Mutex<Option<AttributesPointer>>,
 }
@@ -225,7 +226,7 @@ impl Drop for Request {
 impl Input {
     /// Returns the only buffer. An input without bytes has none, but its first buffer may be asked
     /// for, as in Triton.
-    fn buffer(&self, index: u32) -> Result<&[u8], Fault> {
+    fn buffer(&self, index: u32) -> Result<&InputBytes, Fault> {
         if index == 0 {
             return Ok(&self.data);
         }
@@ -237,7 +238,7 @@ impl Input {
     }
 
     fn buffers(&self) -> u32 {
-        u32::from(!self.data.is_empty())
+        u32::from(self.data.len() > 0)
     }
 
     fn name(&self) -> &CStr {
@@ -285,11 +286,11 @@ unsafe fn buffer(
     // SAFETY: the caller guarantees it.
     unsafe {
         // As in Triton, a buffer that does not exist also sets the results.
-        let found = object::get(input)?.buffer(index);
-        put(place, found.as_ref().map_or(ptr::null(), |found| found.as_ptr().cast()))?;
+        let input = object::get(input)?;
+        let found = input.buffer(index);
+        put(place, found.as_ref().map_or(ptr::null(), |found| found.start()))?;
         put(bytes, found.as_ref().map_or(0, |found| found.len() as u64))?;
-        put(memory, CPU)?;
-        put(device, 0)?;
+        input.data.place(&input.model.runtime).put(memory, device)?;
         found.map(drop)
     }
 }
@@ -414,17 +415,28 @@ interface! {
         put(name, found.as_ptr())
     }
 
-    /// `TRITONBACKEND_RequestOutputBufferProperties`. Outputs are in the process's memory.
+    /// `TRITONBACKEND_RequestOutputBufferProperties`: where an output of this size goes if the
+    /// backend has no preference. The name and the size may be null.
     fn output_buffer_properties(
         request: *const Object<Request>,
-        _name: *const c_char,
-        _bytes: *const usize,
+        name: *const c_char,
+        bytes: *const usize,
         memory: *mut c_int,
         device: *mut i64,
     ) {
-        object::get(request)?;
-        put(memory, CPU)?;
-        put(device, 0)
+        let answer = &object::get(request)?.answer;
+        let size = list(bytes, u64::from(!bytes.is_null()), "the size of an output")?;
+        let named = if name.is_null() { None } else { Some(text(name, "the name of an output")?) };
+        let position = named.and_then(|name| answer.model.output_at(name));
+        let kept = position
+            .and_then(|output| answer.place_on_device(output, size.first().copied().unwrap_or(0)));
+        match kept {
+            Some(kept) => Place::of_device(&kept).put(memory, device),
+            None => {
+                put(memory, CPU)?;
+                put(device, 0)
+            }
+        }
     }
 
     /// `TRITONBACKEND_RequestRelease`. A request can be rescheduled while its batch is executed.
@@ -512,7 +524,8 @@ interface! {
     ) {
         let input = object::get(input)?;
         let bytes = input.buffer(index)?;
-        put(place, bytes.as_ptr().cast())?;
-        put(attributes, AttributesPointer::of_host(&input.attributes, bytes.len()))
+        put(place, bytes.start())?;
+        let described = bytes.place(&input.model.runtime);
+        put(attributes, AttributesPointer::of(&input.attributes, described))
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pharos::infer::{Parameter, Parameters};
 use pharos::tensor::{DataType, byte_size, format_shape};
-use pharos_backend::{Content, Memory, Reply, ReplyOutput, run_error};
+use pharos_backend::{Content, Reply, ReplyOutput, run_error};
 
 use crate::answer::Answer;
+use crate::buffer::OutputBytes;
 use crate::error::{self, ErrorPointer, interface};
 use crate::fault::Fault;
 use crate::foreign::{list, put, text};
@@ -42,7 +43,7 @@ pub(crate) struct Output {
     datatype: DataType,
     shape: Vec<i64>,
     /// Its bytes. Locked to set or take them only; the library writes there without the lock.
-    memory: Mutex<Option<Memory>>,
+    bytes: Mutex<Option<OutputBytes>>,
     /// Created when the backend asks for them. Locked to read or write the pointer only.
     attributes: Mutex<Option<AttributesPointer>>,
 }
@@ -110,8 +111,8 @@ impl Output {
 
     /// Checks the size of its buffer and returns it in the form of the worker.
     fn into_reply(self) -> Result<ReplyOutput, Fault> {
-        let memory = self.memory.lock().take();
-        let size = memory.as_ref().map_or(0, |memory| memory.len());
+        let bytes = self.bytes.lock().take();
+        let size = bytes.as_ref().map_or(0, OutputBytes::len);
         let needed = match self.datatype {
             DataType::Bytes => None,
             datatype => Some(byte_size(datatype, &self.shape).unwrap_or(u64::MAX)),
@@ -125,11 +126,10 @@ impl Output {
                 needed.unwrap_or_default()
             )));
         }
-        let memory = match memory {
-            Some(memory) => memory,
-            None => self.answer.model.runtime.memory(0)?,
+        let content = match bytes {
+            Some(bytes) => bytes.into_content(),
+            None => Content::Memory(self.answer.model.runtime.memory(0)?),
         };
-        let content = Content::Memory(memory);
         let Self { position: output, datatype, shape, .. } = self;
         Ok(ReplyOutput { output, datatype, shape, content })
     }
@@ -227,8 +227,7 @@ interface! {
         let answer = &response.answer;
         let name = text(name, "the name of an output")?;
         let config = &answer.model.config;
-        let position = config.outputs.iter().position(|output| output.name == name);
-        let position = position.ok_or_else(|| {
+        let position = answer.model.output_at(name).ok_or_else(|| {
             Fault::invalid(format!("model '{}' has no output '{name}'", config.name))
         })?;
         let datatype = values::datatype(datatype)?;
@@ -251,7 +250,7 @@ interface! {
             position,
             datatype,
             shape,
-            memory: Mutex::new(None),
+            bytes: Mutex::new(None),
             attributes: Mutex::new(None),
         });
         outputs.push(OutputPointer(made));
@@ -259,7 +258,8 @@ interface! {
     }
 
     /// `TRITONBACKEND_OutputBuffer`: allocates the bytes of an output, in memory that the server
-    /// reads. The preferred kind of memory is ignored: the results say where the buffer is.
+    /// reads, or on the GPU if both the backend and the client want that. The results say where the
+    /// buffer is.
     fn output_buffer(
         output: *const Object<Output>,
         buffer: *mut *mut c_void,
@@ -268,15 +268,17 @@ interface! {
         device: *mut i64,
     ) {
         let output = object::get(output)?;
-        let mut place = output.memory.lock();
-        if place.is_some() {
+        let mut bytes_of_output = output.bytes.lock();
+        if bytes_of_output.is_some() {
             return Err(Fault::exists(format!("output '{}' has a buffer already", output.name())));
         }
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let allocated = place.insert(output.answer.model.runtime.memory(size)?);
-        put(buffer, allocated.as_mut_ptr().cast())?;
-        put(memory, CPU)?;
-        put(device, 0)
+        let preferred = list(memory.cast_const(), 1, "the preferred kind of memory")?;
+        let preferred = preferred.first().copied().unwrap_or(CPU);
+        let allocated = OutputBytes::allocate(&output.answer, output.position, size, preferred)?;
+        let allocated = bytes_of_output.insert(allocated);
+        put(buffer, allocated.start())?;
+        allocated.place(&output.answer.model.runtime).put(memory, device)
     }
 
     /// `TRITONBACKEND_OutputBufferAttributes`. The attributes belong to the output.
@@ -285,10 +287,11 @@ interface! {
         attributes: *mut *mut Object<BufferAttributes>,
     ) {
         let output = object::get(output)?;
-        let bytes = output.memory.lock().as_ref().map(|memory| memory.len());
-        let bytes = bytes
+        let runtime = &output.answer.model.runtime;
+        let place = output.bytes.lock().as_ref().map(|bytes| bytes.place(runtime));
+        let place = place
             .ok_or_else(|| Fault::invalid(format!("output '{}' has no buffer", output.name())))?;
-        put(attributes, AttributesPointer::of_host(&output.attributes, bytes))
+        put(attributes, AttributesPointer::of(&output.attributes, place))
     }
 
     /// `TRITONBACKEND_ResponseSend`: sends and deletes the response. The error, if there is one,

@@ -8,7 +8,7 @@ use crate::error::interface;
 use crate::fault::Fault;
 use crate::foreign::{list, put, text};
 use crate::kept::Part;
-use crate::memory::{AttributesPointer, BufferAttributes};
+use crate::memory::{AttributesPointer, BufferAttributes, Place};
 use crate::object::{self, Object};
 use crate::request::{Request, State, StatePointer};
 use crate::values::{self, CPU};
@@ -71,9 +71,10 @@ interface! {
         attributes: *mut *mut Object<BufferAttributes>,
     ) {
         let state = object::get(state)?;
-        let bytes = state.memory.lock().as_ref().map(|memory| memory.len());
-        let bytes = bytes.ok_or_else(|| Fault::invalid("a state has no buffer"))?;
-        put(attributes, AttributesPointer::of_host(&state.attributes, bytes))
+        let runtime = &state.answer.model.runtime;
+        let place = state.memory.lock().as_ref().map(|memory| Place::of_host(memory, runtime));
+        let place = place.ok_or_else(|| Fault::invalid("a state has no buffer"))?;
+        put(attributes, AttributesPointer::of(&state.attributes, place))
     }
 
     /// `TRITONBACKEND_StateUpdate`: the buffer becomes the value of the state when the batch ends.

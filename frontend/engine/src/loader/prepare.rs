@@ -81,17 +81,14 @@ pub(super) struct CodeCompletion {
     default_max_batch_size: u32,
     /// The GPUs that instances may run on.
     devices: Arc<Devices>,
+    /// Whether a compiled backend of Triton runs the model.
+    compiled: bool,
 }
 
 impl CodeCompletion {
-    /// Returns the GPUs for instances if the configuration names none.
-    pub(super) fn gpus(&self) -> &[u32] {
-        self.devices.usable()
-    }
-
     /// Returns the checked configuration, completed with the answer of a version's code.
     pub(super) fn merge_answer(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
-        self.complete(self.draft.clone().merge_answer(answer, self.gpus())?)
+        self.complete(self.draft.clone().merge_answer(answer, self.devices.usable())?)
     }
 
     /// Returns the configuration of a version whose code adds nothing.
@@ -109,17 +106,22 @@ impl CodeCompletion {
             .map_or(true, |code| may_auto_complete(&code))
     }
 
-    fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
-        let completion = Completion {
+    /// Returns the facts that complete the configuration beside the answer.
+    pub(super) fn facts(&self) -> Completion<'_> {
+        Completion {
             directory: &self.directory,
             files: &self.files,
             auto_complete: true,
             default_max_batch_size: self.default_max_batch_size,
             gpus: self.devices.usable(),
             unusable_gpus: self.devices.unusable(),
+            compiled: self.compiled,
             ..Completion::default()
-        };
-        draft.complete(&completion)
+        }
+    }
+
+    fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
+        draft.complete(&self.facts())
     }
 }
 
@@ -424,6 +426,7 @@ fn configuration(
     };
     let is_of_triton = draft.backend_of_triton(&contents.files) == Some(own.as_str());
     let mut completes = false;
+    let mut compiled = false;
     let places: Vec<&Path> = contents
         .versions
         .values()
@@ -433,12 +436,13 @@ fn configuration(
     if let Some(library) = draft.library() {
         backends::named_library(&settings.program, model, &own, library, &places)?;
         completes = true;
+        compiled = true;
         names.push(&own);
     } else if !own.is_empty() && own != ONNXRUNTIME && !names.contains(&own.as_str()) {
         match backends::find(&settings.program, model, &own, &places) {
             Ok(found) => {
-                completes =
-                    matches!(found, backends::Found::Python(_) | backends::Found::Triton(_));
+                compiled = matches!(found, backends::Found::Triton(_));
+                completes = compiled || matches!(found, backends::Found::Python(_));
                 names.push(&own);
             }
             // The files alone do not ask for this backend.
@@ -454,6 +458,7 @@ fn configuration(
         gpus: settings.devices.usable(),
         unusable_gpus: settings.devices.unusable(),
         no_cuda_provider: no_cuda_provider.as_deref(),
+        compiled,
         signature: signature.as_ref(),
         gguf: gguf.as_ref(),
         text: text.as_ref(),
@@ -470,6 +475,7 @@ fn configuration(
             files: contents.files.clone(),
             default_max_batch_size: settings.default_max_batch_size,
             devices: settings.devices.clone(),
+            compiled,
         };
         return Ok(Configuration::CompletedByCode(Box::new(code)));
     }

@@ -434,7 +434,7 @@ impl Loader {
         let launch = alone.as_ref().unwrap_or(launch);
         let question = process::Question {
             model: &prepared.name,
-            text: completion.draft.query(&location, completion.gpus()),
+            text: completion.draft.query(&location, &completion.facts()),
             // As for a model with one instance.
             threads: self.threads(&[], launch),
             limit: self.start_timeout(launch),

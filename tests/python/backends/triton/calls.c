@@ -186,7 +186,7 @@ static void check_attributes(CallRequest *request) {
   BAD(S(InferenceRequestAddInput)(request, "MORE", 99, shape, 1));
   GOOD(S(InferenceRequestAddInput)(request, "MORE", TYPE_INT32, shape, 1));
   GOOD(S(InferenceRequestAppendInputDataWithHostPolicy)(request, "MORE", "abcd", 4, MEMORY_CPU, 0, "cpu"));
-  FAILS(UNSUPPORTED, S(InferenceRequestAppendInputData)(request, "MORE", "abcd", 4, MEMORY_GPU, 0));
+  BAD(S(InferenceRequestAppendInputData)(request, "MORE", "abcd", 4, MEMORY_GPU, -1));
   BAD(S(InferenceRequestAppendInputData)(request, "NONE", "abcd", 4, MEMORY_CPU, 0));
   BAD(S(InferenceRequestAppendInputData)(request, "MORE", NULL, 4, MEMORY_CPU, 0));
   GOOD(S(BufferAttributesNew)(&attributes));

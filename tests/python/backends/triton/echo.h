@@ -25,11 +25,11 @@ static inline uint64_t now(void) {
 /* Copies INPUTn to OUTPUTn. */
 static inline Error *echo_input(Input *input, Response *response) {
   const char *name;
-  int datatype, memory;
+  int datatype, memory = MEMORY_CPU;
   const int64_t *shape;
   uint32_t rank, buffers;
   uint64_t size, part, at = 0;
-  int64_t id;
+  int64_t id = 0;
   TRY(B(InputProperties)(input, &name, &datatype, &shape, &rank, &size, &buffers));
   char output_name[256];
   if (strncmp(name, "INPUT", 5) != 0)

@@ -110,7 +110,8 @@ static void check_memory(void) {
   FAILS(UNAVAILABLE, B(MemoryManagerAllocate)(manager, &place, MEMORY_CPU, 0, UINT64_MAX));
   FAILS(UNSUPPORTED, B(MemoryManagerAllocate)(manager, &place, MEMORY_GPU, 0, 8));
   FAILS(UNSUPPORTED, B(MemoryManagerAllocate)(manager, &place, MEMORY_CPU_PINNED, 0, 8));
-  FAILS(UNSUPPORTED, B(MemoryManagerFree)(manager, place, MEMORY_GPU, 0));
+  BAD(B(MemoryManagerFree)(manager, place, MEMORY_GPU, 0));
+  FAILS(UNSUPPORTED, B(MemoryManagerAllocate)(manager, &place, MEMORY_GPU, 1, 8));
   BAD(B(MemoryManagerAllocate)(manager, &place, 3, 0, 8));
   BAD(B(MemoryManagerAllocate)((MemoryManager *)own_model, &place, MEMORY_CPU, 0, 8));
 }

@@ -3,6 +3,7 @@
 
 mod memory;
 mod onnx;
+mod triton;
 
 use std::io::{IoSlice, Write};
 
