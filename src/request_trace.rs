@@ -105,6 +105,9 @@ pub struct TracedPart {
     pub instance: Option<InstanceId>,
     /// The stamps in the order in which they were reported.
     pub stamps: Vec<(Activity, Instant)>,
+    /// What the backend has reported: the name and the time of each activity, in the order of the
+    /// reports.
+    pub reports: Vec<(String, Instant)>,
     /// Tensors.
     pub tensors: Vec<TracedTensor>,
     /// The reason of its failure.
@@ -122,8 +125,10 @@ impl TracedPart {
             .iter()
             .map(|seen| size_of::<TracedTensor>() + seen.tensor.data.bytes_here());
         let texts = self.request_id.len() + self.failure.as_ref().map_or(0, String::len);
+        let report = |(name, _): &(String, Instant)| size_of::<(String, Instant)>() + name.len();
         size_of::<Self>()
             + self.stamps.len() * size_of::<(Activity, Instant)>()
+            + self.reports.iter().map(report).sum::<usize>()
             + tensors.sum::<usize>()
             + texts
             + self
@@ -337,6 +342,21 @@ impl Traced {
     /// steps.
     pub fn ended(&self, at: Instant) {
         self.stamps(&[(Activity::RequestEnd, at)]);
+    }
+
+    /// Records an activity that the backend has reported.
+    pub fn reported(&self, name: &str, at: Instant) {
+        if !self.shared.sample.levels.timestamps {
+            return;
+        }
+        let mut collected = self.shared.lock();
+        let Collected { parts, stamps: all, latest, .. } = &mut *collected;
+        let Some(part) = parts.get_mut(&self.id) else { return };
+        if part.reports.len() < MAX_STAMPS_PER_STEP && *all < MAX_STAMPS {
+            *all += 1;
+            *latest = (*latest).max(at);
+            part.reports.push((name.to_owned(), at));
+        }
     }
 
     /// Records the reason of a failure.

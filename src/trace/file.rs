@@ -55,12 +55,14 @@ fn append_part(part: &TracedPart, out: &mut String) {
         }
         let _ = write!(out, "}}{BETWEEN}");
     }
-    for (activity, at) in &part.stamps {
-        let name = activity.name();
+    let stamps = part.stamps.iter().map(|(activity, at)| (activity.name(), at));
+    let reports = part.reports.iter().map(|(name, at)| (name.as_str(), at));
+    for (name, at) in stamps.chain(reports) {
+        let name = quoted(name);
         let ns = at.0;
         let _ = write!(
             out,
-            "{{\"id\":{id},\"timestamps\":[{{\"name\":\"{name}\",\"ns\":{ns}}}]}}{BETWEEN}"
+            "{{\"id\":{id},\"timestamps\":[{{\"name\":{name},\"ns\":{ns}}}]}}{BETWEEN}"
         );
     }
     for seen in &part.tensors {
@@ -113,6 +115,7 @@ mod tests {
             model: Some(ModelVersion::new("s", 1)),
             instance: Some(InstanceId(5)),
             failure: Some("no".into()),
+            reports: vec![("\"DECODE\"".into(), Instant(8))],
             ..TracedPart::default()
         };
         let sample =
@@ -125,7 +128,8 @@ mod tests {
 {"id":3,"timestamps":[{"name":"HTTP_RECV_START","ns":7}]},
 {"id":3,"timestamps":[{"name":"REQUEST_END","ns":9}]},
 {"id":3,"activity":"TENSOR_QUEUE_INPUT","tensor":{"name":"IN","data":"\"a\"","shape":"1,1","dtype":"BYTES"}},
-{"id":4,"model_name":"s","model_version":1,"parent_id":3,"instance":5,"error":"no"}]
+{"id":4,"model_name":"s","model_version":1,"parent_id":3,"instance":5,"error":"no"},
+{"id":4,"timestamps":[{"name":"\"DECODE\"","ns":8}]}]
 "#;
         assert_eq!(text, expected);
         let nothing = Finished { parts: vec![TracedPart::default()], ..trace };

@@ -128,6 +128,9 @@ impl Trace<'_> {
             span.attributes.push(text("triton.request_id", &part.request_id));
         }
         span.events = self.events(part, is_model);
+        if !has_computed(part) {
+            span.events.extend(self.reports(part));
+        }
         if let Some(generation) = &part.generation {
             let operation = part.operation.unwrap_or_default();
             span.attributes.extend(generation_attributes(model.name.bare(), operation, generation));
@@ -142,6 +145,7 @@ impl Trace<'_> {
             bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
         let mut span = self.span("compute", own, Some(parent), start, end);
         span.events = self.events(part, is_compute);
+        span.events.extend(self.reports(part));
         self.spans.push(span);
     }
 
@@ -164,6 +168,15 @@ impl Trace<'_> {
             end_time_unix_nano: self.wall(end.max(start)),
             ..Span::default()
         }
+    }
+
+    /// Returns the events that the backend has reported.
+    fn reports<'e>(&'e self, part: &'e TracedPart) -> impl Iterator<Item = span::Event> + 'e {
+        part.reports.iter().map(|(name, at)| span::Event {
+            time_unix_nano: self.wall(*at),
+            name: name.clone(),
+            ..span::Event::default()
+        })
     }
 
     fn events(&self, part: &TracedPart, wanted: impl Fn(Activity) -> bool) -> Vec<span::Event> {

@@ -31,7 +31,10 @@ pub use calls::{
 };
 pub use codec::DecodeError;
 pub use error::{WireError, message_or_default};
-pub use to_frontend::{Done, Loaded, OutputBlock, Response, ToFrontend, decode_to_frontend};
+pub use to_frontend::{
+    BackendActivity, Done, Loaded, MAX_ACTIVITY_NAME, OutputBlock, Response, ToFrontend,
+    decode_to_frontend,
+};
 pub use to_worker::{
     BatchRequest, CREDITS, Credits, Details, Device, Execute, InputBlock, Load, Piece, Placement,
     Resumed, SequenceStep, ToWorker, decode_to_worker,
@@ -39,7 +42,7 @@ pub use to_worker::{
 
 /// The version of the encoding, incremented with every change. A worker of another version refuses
 /// to load.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds
 /// configurations and lists of requests.

@@ -239,6 +239,12 @@ fn frames_round_trip() {
         call(),
         ToFrontend::Ready(true),
         ToFrontend::LoadProgress(43),
+        ToFrontend::Activity(BackendActivity {
+            batch: 7,
+            request: 1,
+            name: "DECODE_START".into(),
+            at: Instant(5),
+        }),
     ];
     for frame in frames
         .into_iter()

@@ -5,7 +5,7 @@ use super::codec::{DecodeError, Result, Wire, fields, framed, whole};
 use super::error::WireError;
 use crate::infer::Parameters;
 use crate::tensor::DataType;
-use crate::timeline::ComputeStamps;
+use crate::timeline::{ComputeStamps, Instant};
 
 /// A message of a worker to the frontend.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,25 @@ pub enum ToFrontend {
     /// How much of the model is loaded, in percent: 0 to 100. Sent before [`Self::Loaded`], each
     /// percent at most once.
     LoadProgress(u8),
+    /// What a backend reports for the trace of a request.
+    Activity(BackendActivity),
 }
+
+/// A point of the processing of a traced request that its backend reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendActivity {
+    /// The batch's number, from [`Execute::batch`](super::Execute::batch).
+    pub batch: u64,
+    /// The request's position in it.
+    pub request: u32,
+    /// Its name, at most [`MAX_ACTIVITY_NAME`] bytes.
+    pub name: String,
+    /// Its time.
+    pub at: Instant,
+}
+
+/// The maximum length of the name of a [`BackendActivity`], bytes.
+pub const MAX_ACTIVITY_NAME: usize = 256;
 
 /// One of any number of responses to a request of a decoupled model, in the order for the client.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,6 +199,10 @@ impl ToFrontend {
                 out.push(12);
                 percent.put(out);
             }
+            Self::Activity(activity) => {
+                out.push(13);
+                activity.put(out);
+            }
         });
     }
 }
@@ -207,11 +229,13 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             10 => ToFrontend::Ready(Wire::get(input)?),
             11 => ToFrontend::RegionsLost(Wire::get(input)?),
             12 => ToFrontend::LoadProgress(Wire::get(input)?),
+            13 => ToFrontend::Activity(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
 }
 
+fields!(BackendActivity { batch, request, name, at });
 fields!(Loaded { engine, memory, details, has_readiness_check, pinned });
 fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });

@@ -64,10 +64,9 @@ async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
 /// Returns the routes over HTTP.
 pub(crate) fn router() -> Router {
     let mut router = Router::new().route("/v2/health/ready", get(|| async {}));
-    for workload in Workload::ALL
-        .into_iter()
-        .filter(|workload| !matches!(workload, Workload::Python(_) | Workload::Handler))
-    {
+    for workload in Workload::ALL.into_iter().filter(|workload| {
+        !matches!(workload, Workload::Python(_) | Workload::Handler | Workload::Compiled(_))
+    }) {
         let (head, length) = (workload.http_response_head().len(), workload.http_response_length());
         let path = format!("/v2/models/{}/infer", workload.model());
         router = router

@@ -6,6 +6,7 @@
 //! says whether the measurement succeeded.
 
 mod client;
+mod compiled;
 mod counter;
 mod echo;
 mod echo_loops;

@@ -5,7 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::workload::{OPEN_SEQUENCES, Workload};
+use crate::compiled::BACKEND;
+use crate::workload::{COMPILED, OPEN_SEQUENCES, Workload};
 
 const SIMPLE_TENSORS: &str = r#"max_batch_size: 8
 input [
@@ -141,7 +142,10 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
             Workload::Simple => (SIMPLE_TENSORS.to_owned(), "add_sub"),
             Workload::Identity => (IDENTITY_TENSORS.to_owned(), "identity"),
             Workload::Sequences => (sequence_tensors(), "add_sub"),
-            Workload::Python(_) | Workload::Handler | Workload::Growth(_) => continue,
+            Workload::Python(_)
+            | Workload::Handler
+            | Workload::Compiled(_)
+            | Workload::Growth(_) => continue,
         };
         let parameter = format!(
             "parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n"
@@ -153,6 +157,15 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Writes the model of the compiled backends.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn write_compiled(repository: &Path) -> io::Result<()> {
+    let config = format!("backend: \"{BACKEND}\"\n{IDENTITY_TENSORS}");
+    write_model(repository, COMPILED, &config).map(drop)
 }
 
 /// Writes the Python models for both servers.
@@ -179,9 +192,7 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
         let (tensors, program) = match workload {
             Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
             Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
-            Workload::Sequences | Workload::Python(_) | Workload::Handler | Workload::Growth(_) => {
-                continue;
-            }
+            _ => continue,
         };
         let config = format!(
             "backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"

@@ -199,6 +199,11 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
         let text = "observed in every way: at least 0.97 of the default".to_owned();
         targets.push(Target { text, reached, passes: |ratio| ratio >= 0.97 });
     }
+    if let Some(compiled) = find(rows, Kind::Compiled) {
+        let reached = compiled.against(pharos, |sample| sample.rate);
+        let text = "Triton's interface: at least 0.95 of the server's own".to_owned();
+        targets.push(Target { text, reached, passes: |ratio| ratio >= 0.95 });
+    }
     if let Some(triton) = find(rows, Kind::Triton) {
         targets.push(beside_triton(case, pharos.against(triton, |sample| sample.rate)));
     }

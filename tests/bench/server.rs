@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Protocol;
+use crate::compiled::{Interface, backends};
 use crate::http_client::get_status;
 use crate::load::Target;
-use crate::models::{Scratch, write_builtin, write_common, write_python};
+use crate::models::{Scratch, write_builtin, write_common, write_compiled, write_python};
 use crate::observed;
 use crate::torchserve;
 use crate::workload::Workload;
@@ -37,6 +38,8 @@ pub(crate) enum Kind {
     /// This server with all metrics, tenants, objectives, times in answers, and a push of metrics;
     /// without metric logs.
     Observed,
+    /// This server with a compiled backend that has Triton's interface.
+    Compiled,
     /// The peer for models.
     Triton,
     /// This server, started like TorchServe.
@@ -47,12 +50,13 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// All kinds, in the order of the report.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Echo,
         Self::EchoLoops,
         Self::Pharos,
         Self::Bare,
         Self::Observed,
+        Self::Compiled,
         Self::Triton,
         Self::PharosTorchserve,
         Self::Torchserve,
@@ -66,6 +70,7 @@ impl Kind {
             Self::Pharos => "pharos",
             Self::Bare => "pharos-no-metrics",
             Self::Observed => "pharos-observed",
+            Self::Compiled => "pharos-triton",
             Self::Triton => "triton",
             Self::PharosTorchserve => "pharos-torchserve",
             Self::Torchserve => "torchserve",
@@ -83,13 +88,17 @@ impl Kind {
     }
 
     /// Returns whether the server is measured with a workload. The cost of metrics shows with small
-    /// requests, that of sequences compared with the dynamic batcher of the same server, and that
-    /// of Python compared with Triton and TorchServe.
+    /// requests, that of sequences compared with the dynamic batcher of the same server, that of
+    /// Python compared with Triton and TorchServe, and that of Triton's interface compared with the
+    /// server's own.
     pub(crate) fn serves(self, workload: Workload) -> bool {
         let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
         match workload {
-            Workload::Simple => !handlers,
-            Workload::Identity => !handlers && !matches!(self, Self::Bare | Self::Observed),
+            Workload::Simple => !handlers && self != Self::Compiled,
+            Workload::Identity => {
+                !handlers && !matches!(self, Self::Bare | Self::Observed | Self::Compiled)
+            }
+            Workload::Compiled(_) => matches!(self, Self::Pharos | Self::Compiled),
             Workload::Sequences => self == Self::Pharos,
             Workload::Python(_) => matches!(self, Self::Pharos | Self::Triton),
             Workload::Handler => handlers,
@@ -281,7 +290,11 @@ impl Programs {
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
-            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::PharosTorchserve
+            Kind::Pharos
+            | Kind::Bare
+            | Kind::Observed
+            | Kind::Compiled
+            | Kind::PharosTorchserve
                 if !self.pharos.is_file() =>
             {
                 Some(format!(
@@ -323,7 +336,9 @@ impl Programs {
         let models = scratch.path(&format!("{}-models", kind.name()));
         let mut command = match kind {
             Kind::Echo | Kind::EchoLoops => Command::new(std::env::current_exe()?),
-            Kind::Pharos | Kind::Bare | Kind::Observed => Command::new(&self.pharos),
+            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::Compiled => {
+                Command::new(&self.pharos)
+            }
             Kind::Triton => Command::new(self.peers.join("triton")),
             Kind::PharosTorchserve => {
                 let mut command = torchserve::command(&self.pharos, ports, scratch)?;
@@ -340,8 +355,17 @@ impl Programs {
                     ports.grpc.to_string(),
                 ]);
             }
-            Kind::Pharos | Kind::Bare | Kind::Observed => {
+            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::Compiled => {
                 write_builtin(&models)?;
+                let interface = match kind {
+                    Kind::Pharos => Some(Interface::Pharos),
+                    Kind::Compiled => Some(Interface::Triton),
+                    _ => None,
+                };
+                if let Some(interface) = interface {
+                    write_compiled(&models)?;
+                    command.arg("--backend-directory").arg(backends(scratch, interface)?);
+                }
                 if kind == Kind::Pharos && self.no_python().is_none() {
                     write_common(&models)?;
                     command.env("PHAROS_PYTHON", &self.python);

@@ -22,6 +22,9 @@ pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// The model with a TorchServe handler.
 pub(crate) const HANDLER: &str = "handler";
 
+/// The model of a compiled backend.
+pub(crate) const COMPILED: &str = "compiled";
+
 /// The number of sequences that are open at once.
 pub(crate) const OPEN_SEQUENCES: u64 = 10_000;
 
@@ -47,6 +50,8 @@ pub(crate) enum Workload {
     /// Some bytes in, the same out, by a TorchServe handler without torch: the cost of a request
     /// there.
     Handler,
+    /// This many bytes of UINT8 in, the same out, by a compiled backend: the cost of its interface.
+    Compiled(usize),
     /// UINT8 in, the same out, by several models in turn: how the cost grows. The models are those
     /// of `tests/bench_growth`.
     Growth(Growth),
@@ -78,7 +83,7 @@ pub(crate) struct Tensor {
 
 impl Workload {
     /// All workloads.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Simple,
         Self::Identity,
         Self::Sequences,
@@ -89,6 +94,8 @@ impl Workload {
         Self::python(16 * MIB, 1),
         Self::python(16 * MIB, 8),
         Self::Handler,
+        Self::Compiled(64),
+        Self::Compiled(MIB),
     ];
 
     const fn python(bytes: usize, count: usize) -> Self {
@@ -103,6 +110,7 @@ impl Workload {
             Self::Sequences => "sequences_10000",
             Self::Python(_) => "python_identity",
             Self::Handler => HANDLER,
+            Self::Compiled(_) => COMPILED,
             Self::Growth(_) => "growth",
         }
     }
@@ -116,16 +124,16 @@ impl Workload {
         }
     }
 
-    /// Returns the name in the report: that of the model, and for the Python model the row size and
-    /// the batch size.
+    /// Returns the name in the report: that of the model, for the Python model with the row size and
+    /// the batch size, for the compiled one with the size.
     pub(crate) fn name(self) -> String {
-        let Self::Python(Rows { bytes, count }) = self else { return self.model().to_owned() };
-        let size = match bytes {
-            bytes if bytes >= MIB => format!("{}mib", bytes / MIB),
-            bytes if bytes >= 1 << 10 => format!("{}kib", bytes >> 10),
-            bytes => format!("{bytes}b"),
-        };
-        format!("python_{size}_batch_{count}")
+        match self {
+            Self::Python(Rows { bytes, count }) => {
+                format!("python_{}_batch_{count}", short_size(bytes))
+            }
+            Self::Compiled(bytes) => format!("{COMPILED}_{}", short_size(bytes)),
+            _ => self.model().to_owned(),
+        }
     }
 
     /// Returns whether the payload matters more than the number of requests.
@@ -150,7 +158,9 @@ impl Workload {
             Self::Identity => vec![uint8("INPUT0", MIB)],
             Self::Python(rows) => vec![fp32("INPUT0", rows)],
             Self::Handler => vec![octets()],
-            Self::Growth(Growth { bytes, .. }) => vec![uint8("INPUT0", bytes)],
+            Self::Compiled(bytes) | Self::Growth(Growth { bytes, .. }) => {
+                vec![uint8("INPUT0", bytes)]
+            }
         }
     }
 
@@ -166,7 +176,9 @@ impl Workload {
             Self::Identity => vec![uint8("OUTPUT0", MIB)],
             Self::Python(rows) => vec![fp32("OUTPUT0", rows)],
             Self::Handler => vec![octets()],
-            Self::Growth(Growth { bytes, .. }) => vec![uint8("OUTPUT0", bytes)],
+            Self::Compiled(bytes) | Self::Growth(Growth { bytes, .. }) => {
+                vec![uint8("OUTPUT0", bytes)]
+            }
         }
     }
 
@@ -268,6 +280,14 @@ impl Workload {
             outputs: self.outputs().iter().map(head).collect(),
             raw_output_contents: contents,
         }
+    }
+}
+
+fn short_size(bytes: usize) -> String {
+    match bytes {
+        bytes if bytes >= MIB => format!("{}mib", bytes / MIB),
+        bytes if bytes >= 1 << 10 => format!("{}kib", bytes >> 10),
+        bytes => format!("{bytes}b"),
     }
 }
 

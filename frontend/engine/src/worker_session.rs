@@ -12,7 +12,9 @@ use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::timeline::Instant;
 use pharos::wire::ring::Consumer;
-use pharos::wire::{Done, Loaded, Response, ToFrontend, message_or_default};
+use pharos::wire::{
+    BackendActivity, Done, Loaded, MAX_ACTIVITY_NAME, Response, ToFrontend, message_or_default,
+};
 use tokio::io::Interest;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{Notify, mpsc};
@@ -234,6 +236,7 @@ impl Session {
             ToFrontend::RegionsLost(regions) => self.link.announce_again(&regions),
             ToFrontend::Ready(ready) => self.link.ready_reported(ready),
             ToFrontend::LoadProgress(percent) => self.progress.report(percent),
+            ToFrontend::Activity(activity) => self.on_activity(&activity),
             ToFrontend::Loaded(loaded) => {
                 self.progress.report(100);
                 self.link.loaded(&loaded);
@@ -244,6 +247,18 @@ impl Session {
             }
         }
         self.link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
+    }
+
+    /// Adds what a backend reports to the trace of its request.
+    fn on_activity(&self, activity: &BackendActivity) {
+        let BackendActivity { batch, request, name, at } = activity;
+        let found = self.driver.request_at(*batch, *request);
+        let traced = found.as_ref().and_then(|found| found.request.traced.as_ref());
+        if let Some(traced) = traced
+            && name.len() <= MAX_ACTIVITY_NAME
+        {
+            traced.reported(name, (*at).clamp(self.began, clock::now()));
+        }
     }
 
     /// Takes the samples before their reply, so that a client with the answer finds its samples in

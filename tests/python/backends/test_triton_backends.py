@@ -241,6 +241,10 @@ def test_calls_of_other_models(tmp_path, backends):
 
         # Each round has one call with a trace.
         eventually("the calls with a trace are in the file", lambda: parents() == 3)
+        entries = (tmp_path / "trace.json").read_text()
+        named = dict(re.findall(r'"id":(\d+),"model_name":"([^"]*)"', entries))
+        reported = re.findall(r'"id":(\d+),"timestamps":\[{"name":"(DECODE_START|before the request)"', entries)
+        assert [(named[trace], name) for trace, name in reported] == [("calls", "DECODE_START"), ("calls", "before the request")] * 3
 
 
 def test_a_sandbox(tmp_path, backends):

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use pharos::error::InferError;
-use pharos::wire::ToFrontend;
+use pharos::timeline::Instant;
+use pharos::wire::{BackendActivity, ToFrontend};
 
 use crate::aligned::AlignedBuffer;
 use crate::connection::Connection;
@@ -81,6 +82,14 @@ impl Runtime {
             self.0.arenas.send(&ToFrontend::LoadProgress(percent));
         }
         Ok(())
+    }
+
+    /// Adds a point of the processing of a traced request to its trace. `place` is that of
+    /// [`Responder::place`](crate::Responder::place). A request that has ended is ignored, and so is
+    /// a name of more than [`MAX_ACTIVITY_NAME`](pharos::wire::MAX_ACTIVITY_NAME) bytes.
+    pub fn report_activity(&self, (batch, request): (u64, u32), name: &str, at: Instant) {
+        let activity = BackendActivity { batch, request, name: name.to_owned(), at };
+        self.0.arenas.send(&ToFrontend::Activity(activity));
     }
 
     /// Allocates a block of the memory for answers, for

@@ -30,7 +30,7 @@ use crate::model::{
     Attributes, BackendDescription, BackendObject, InstanceDescription, InstanceObject, Model,
     ModelDescription, ModelObject,
 };
-use crate::object::{self, Object};
+use crate::object::{self, Kind, Object};
 use crate::request::{Input, Request};
 use crate::values::KIND_CPU;
 use crate::{calls, error, memory, message, metrics, model, request, response, states, statistics};
@@ -335,30 +335,22 @@ impl<'d> Source<'d> {
         }
     }
 
-    /// Deletes what the run has created.
+    /// Deletes what the run has created. Makes no errors of the interface, which are objects too.
     fn delete_all(mut self) {
-        let objects = std::mem::take(&mut self.objects);
-        for object in objects {
-            // SAFETY: the pointers are of objects, whose type each function checks.
-            unsafe {
-                for failed in [
-                    calls::allocator_delete(object.cast()),
-                    calls::request_delete(object.cast()),
-                    memory::attributes_delete(object.cast()),
-                    message::message_delete(object.cast()),
-                    metrics::args_delete(object.cast()),
-                    metrics::delete(object.cast()),
-                    metrics::family_delete(object.cast()),
-                    response::delete(object.cast()),
-                    response::factory_delete(object.cast()),
-                    statistics::response_delete(object.cast()),
-                    traces::delete(object.cast()),
-                ] {
-                    error::delete(failed);
-                }
-                message::parameter_delete(object.cast());
-                error::delete(object.cast());
-            }
+        for object in std::mem::take(&mut self.objects) {
+            delete::<calls::Allocator>(object);
+            delete::<calls::CallRequestObject>(object);
+            delete::<error::ServerError>(object);
+            delete::<memory::BufferAttributes>(object);
+            delete::<message::Message>(object);
+            delete::<message::OwnParameter>(object);
+            delete::<metrics::Family>(object);
+            delete::<metrics::Metric>(object);
+            delete::<metrics::MetricArgs>(object);
+            delete::<response::Factory>(object);
+            delete::<response::Response>(object);
+            delete::<statistics::ResponseStatistics>(object);
+            delete::<traces::Trace>(object);
         }
         for request in self.requests {
             // SAFETY: created by this run; an error is a request that was released.
@@ -367,6 +359,12 @@ impl<'d> Source<'d> {
         // SAFETY: as above.
         drop(unsafe { object::take(self.attributes) });
     }
+}
+
+/// Deletes an object if it has this type and is not deleted.
+fn delete<T: Kind>(object: *mut c_void) {
+    // SAFETY: an object, whose type is checked; it is kept for longer than a run after its deletion.
+    drop(unsafe { object::take(object.cast::<Object<T>>()) });
 }
 
 /// An argument of a function of the interface.

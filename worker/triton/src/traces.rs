@@ -3,10 +3,14 @@
 
 use std::ffi::{CString, c_char};
 
+use pharos::timeline::Instant;
+use pharos::wire::MAX_ACTIVITY_NAME;
+
 use crate::error::interface;
+use crate::fault::Fault;
 use crate::foreign::{put, text};
 use crate::object::{self, Object, kinds};
-use crate::values;
+use crate::{process, values};
 
 /// `TRITONSERVER_InferenceTrace`.
 #[derive(Clone)]
@@ -43,10 +47,20 @@ interface! {
         Err(values::unsupported("TRITONSERVER_InferenceTraceSetContext"))
     }
 
-    /// `TRITONSERVER_InferenceTraceReportActivity`.
-    fn report_activity(trace: *const Object<Trace>, _at: u64, name: *const c_char) {
-        object::get(trace)?;
-        text(name, "the name of an activity")?;
-        Err(values::unsupported("TRITONSERVER_InferenceTraceReportActivity"))
+    /// `TRITONSERVER_InferenceTraceReportActivity`: adds a point to the trace of the request, at a
+    /// time in nanoseconds of CLOCK_MONOTONIC.
+    fn report_activity(trace: *const Object<Trace>, at: u64, name: *const c_char) {
+        let trace = object::get(trace)?;
+        let name = text(name, "the name of an activity")?;
+        if name.len() > MAX_ACTIVITY_NAME {
+            return Err(Fault::invalid(format!(
+                "the name of an activity has {} bytes; at most {MAX_ACTIVITY_NAME} are allowed",
+                name.len()
+            )));
+        }
+        if let (Some(place), Some(runtime)) = (trace.place, process::runtime()) {
+            runtime.report_activity(place, name, Instant(at));
+        }
+        Ok(())
     }
 }

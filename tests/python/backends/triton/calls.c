@@ -263,7 +263,12 @@ static void check_traces(Request *request, Allocator *allocator) {
     return;
   GOOD(S(InferenceTraceContext)(trace, &context));
   FAILS(UNSUPPORTED, S(InferenceTraceSetContext)(trace, "{}"));
-  FAILS(UNSUPPORTED, S(InferenceTraceReportActivity)(trace, now(), "activity"));
+  GOOD(S(InferenceTraceReportActivity)(trace, now(), "DECODE_START"));
+  GOOD(S(InferenceTraceReportActivity)(trace, 1, "before the request"));
+  char long_name[258];
+  memset(long_name, 'x', 257);
+  long_name[257] = 0;
+  BAD(S(InferenceTraceReportActivity)(trace, now(), long_name));
   BAD(S(InferenceTraceReportActivity)(trace, now(), NULL));
   GOOD(S(InferenceTraceSpawnChildTrace)(trace, &child));
   GOOD(S(InferenceTraceDelete)(child));
