@@ -544,7 +544,7 @@ interface! {
         let release = release.ok_or_else(missing)?;
         let query = Mutex::new(None);
         let attributes = Mutex::new(None);
-        put(allocator, object::make(Allocator { allocate, release, start, query, attributes }))
+        object::give(allocator, Allocator { allocate, release, start, query, attributes })
     }
 
     /// `TRITONSERVER_ResponseAllocatorDelete`.
@@ -582,7 +582,7 @@ interface! {
         let request_of_call = CallRequest { model, version, ..CallRequest::default() };
         let description = Description { request: request_of_call, ..Description::default() };
         let cancelled = Arc::default();
-        put(request, object::make(CallRequestObject { description: Mutex::new(description), cancelled }))
+        object::give(request, CallRequestObject { description: Mutex::new(description), cancelled })
     }
 
     /// `TRITONSERVER_InferenceRequestDelete`.

@@ -54,11 +54,8 @@ const CONFIG: &str = "name: 'm' backend: 'mine' max_batch_size: 4
                                   data_type: TYPE_INT32 dims: [ -1 ] } ] }";
 
 /// Makes the calls that the bytes describe.
-///
-/// # Panics
-/// A function does not keep its contract.
 pub fn calls(data: &[u8]) {
-    let world = &*WORLD;
+    let Some(world) = &*WORLD else { return };
     let table = all();
     let mut source = Source::new(data, world);
     for _ in 0..MAX_CALLS {
@@ -105,8 +102,8 @@ struct World {
     _server: (UnixStream, std::os::fd::OwnedFd),
 }
 
-static WORLD: LazyLock<World> =
-    LazyLock::new(|| World::new().unwrap_or_else(|error| panic!("no connection: {error}")));
+/// `None` if the process has no memory or descriptors left.
+static WORLD: LazyLock<Option<World>> = LazyLock::new(|| World::new().ok());
 
 impl World {
     fn new() -> io::Result<Self> {
@@ -466,7 +463,7 @@ mod tests {
 
     #[test]
     fn every_function_with_an_error_is_called() {
-        // 11 functions have no error as result, or are left out.
+        assert!(WORLD.is_some());
         assert!(all().len() > 150, "{}", all().len());
     }
 }

@@ -154,7 +154,7 @@ fn memory_kind(kind: c_int) -> Result<c_int, Fault> {
 interface! {
     /// `TRITONSERVER_BufferAttributesNew`.
     fn attributes_new(attributes: *mut *mut Object<BufferAttributes>) {
-        put(attributes, object::make(BufferAttributes::of_host(0)))
+        object::give(attributes, BufferAttributes::of_host(0))
     }
 
     /// `TRITONSERVER_BufferAttributesDelete`.

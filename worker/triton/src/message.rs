@@ -49,7 +49,7 @@ interface! {
             .map_err(|_| Fault::invalid("the text of a message is not UTF-8"))?;
         let parsed: Result<&serde_json::value::RawValue, _> = serde_json::from_str(text.trim_end_matches('\0'));
         parsed.map_err(|error| Fault::invalid(format!("failed to parse the JSON of a message: {error}")))?;
-        put(message, object::make(Message::new(text)))
+        object::give(message, Message::new(text))
     }
 
     /// `TRITONSERVER_MessageDelete`.

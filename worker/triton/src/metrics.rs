@@ -154,7 +154,7 @@ interface! {
         };
         let name = text(name, "the name of a metric family")?.to_owned();
         let description = text(description, "the description of a metric family")?.to_owned();
-        put(family, object::make(Family { name, description, kind, deleted: Arc::default() }))
+        object::give(family, Family { name, description, kind, deleted: Arc::default() })
     }
 
     /// `TRITONSERVER_MetricFamilyDelete`: invalidates the metrics of the family.
@@ -176,7 +176,7 @@ interface! {
         count: u64,
     ) {
         let labels = list(labels, count, "the list of labels")?;
-        put(metric, object::make(Metric::new(object::get(family)?, labels, None)?))
+        object::give(metric, Metric::new(object::get(family)?, labels, None)?)
     }
 
     /// `TRITONSERVER_MetricNewWithArgs`.
@@ -189,7 +189,7 @@ interface! {
     ) {
         let labels = list(labels, count, "the list of labels")?;
         let buckets = if args.is_null() { None } else { object::get(args)?.0.lock().clone() };
-        put(metric, object::make(Metric::new(object::get(family)?, labels, buckets)?))
+        object::give(metric, Metric::new(object::get(family)?, labels, buckets)?)
     }
 
     /// `TRITONSERVER_MetricDelete`.
@@ -199,7 +199,7 @@ interface! {
 
     /// `TRITONSERVER_MetricArgsNew`.
     fn args_new(args: *mut *mut Object<MetricArgs>) {
-        put(args, object::make(MetricArgs::default()))
+        object::give(args, MetricArgs::default())
     }
 
     /// `TRITONSERVER_MetricArgsDelete`.

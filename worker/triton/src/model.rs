@@ -334,7 +334,7 @@ interface! {
     ) {
         check_version(version)?;
         let json = object::get(model)?.config();
-        put(config, object::make(Message::new(&json)))
+        object::give(config, Message::new(&json))
     }
 
     /// `TRITONBACKEND_ModelSetConfig`. The message stays with the caller.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use crate::fault::Fault;
+use crate::foreign::put;
 
 /// A type of objects.
 pub(crate) trait Kind {
@@ -51,6 +52,23 @@ static DELETED_OBJECTS: Mutex<VecDeque<Deleted>> = Mutex::new(VecDeque::new());
 pub(crate) fn make<T: Kind>(value: T) -> *mut Object<T> {
     let value = UnsafeCell::new(MaybeUninit::new(value));
     Box::into_raw(Box::new(Object { tag: AtomicU32::new(T::TAG), value }))
+}
+
+/// Creates an object for the library, which deletes it, and writes the pointer to its place. Without
+/// a valid place there is no object: nothing could delete it, and it would keep what it refers to, for
+/// example the request of a response.
+///
+/// # Safety
+/// The contract of this package.
+///
+/// # Errors
+/// The place is null or not aligned.
+pub(crate) unsafe fn give<T: Kind>(place: *mut *mut Object<T>, value: T) -> Result<(), Fault> {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        put(place, std::ptr::null_mut())?;
+        put(place, make(value))
+    }
 }
 
 /// Returns the value of an object.
@@ -142,13 +160,32 @@ pub(crate) use kinds;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     struct Number(u64);
     struct Other;
+    struct Holder(#[allow(dead_code)] Arc<()>);
     kinds! {
         Number = 1001, "a number";
         Other = 1002, "another object";
+        Holder = 1003, "a holder";
+    }
+
+    #[test]
+    fn without_a_place_for_the_pointer_there_is_no_object() {
+        let held = Arc::new(());
+        // SAFETY: null is not valid, which the function checks; then a valid place.
+        unsafe {
+            assert!(give(std::ptr::null_mut(), Holder(held.clone())).is_err());
+            assert_eq!(Arc::strong_count(&held), 1);
+            let mut place = std::ptr::null_mut();
+            assert!(give(&raw mut place, Holder(held.clone())).is_ok());
+            assert_eq!(Arc::strong_count(&held), 2);
+            assert!(take(place).is_ok());
+        }
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 
     #[test]

@@ -150,7 +150,7 @@ interface! {
     /// `TRITONBACKEND_ResponseFactoryNew`.
     fn factory_new(factory: *mut *mut Object<Factory>, request: *const Object<Request>) {
         let answer = object::get(request)?.answer.clone();
-        put(factory, object::make(Factory { answer }))
+        object::give(factory, Factory { answer })
     }
 
     /// `TRITONBACKEND_ResponseFactoryDelete`.
@@ -171,12 +171,12 @@ interface! {
 
     /// `TRITONBACKEND_ResponseNew`.
     fn new(response: *mut *mut Object<Response>, request: *const Object<Request>) {
-        put(response, object::make(Response::new(&object::get(request)?.answer)))
+        object::give(response, Response::new(&object::get(request)?.answer))
     }
 
     /// `TRITONBACKEND_ResponseNewFromFactory`.
     fn new_from_factory(response: *mut *mut Object<Response>, factory: *const Object<Factory>) {
-        put(response, object::make(Response::new(&object::get(factory)?.answer)))
+        object::give(response, Response::new(&object::get(factory)?.answer))
     }
 
     /// `TRITONBACKEND_ResponseDelete`: discards the response.

@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 use crate::computation::Computation;
 use crate::error::{ErrorPointer, interface};
 use crate::fault::Fault;
-use crate::foreign::put;
 use crate::model::InstanceObject;
 use crate::object::{self, Object, kinds};
 use crate::request::Request;
@@ -66,7 +65,7 @@ interface! {
 
     /// `TRITONBACKEND_ModelInstanceResponseStatisticsNew`.
     fn response_new(statistics: *mut *mut Object<ResponseStatistics>) {
-        put(statistics, object::make(ResponseStatistics::default()))
+        object::give(statistics, ResponseStatistics::default())
     }
 
     /// `TRITONBACKEND_ModelInstanceResponseStatisticsDelete`.

@@ -26,7 +26,7 @@ kinds! { Trace = 23, "a trace"; }
 interface! {
     /// `TRITONSERVER_InferenceTraceSpawnChildTrace`.
     fn spawn_child(trace: *const Object<Trace>, child: *mut *mut Object<Trace>) {
-        put(child, object::make(object::get(trace)?.clone()))
+        object::give(child, object::get(trace)?.clone())
     }
 
     /// `TRITONSERVER_InferenceTraceDelete`.

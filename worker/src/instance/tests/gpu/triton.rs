@@ -26,7 +26,7 @@ fn library() -> &'static [u8] {
     })
 }
 
-fn create(context: &Context<'_>) -> Result<Box<dyn pharos_backend::Backend>, InferError> {
+fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     pharos_triton::create(context, &context.directory.join(FILE))
 }
 
