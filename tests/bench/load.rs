@@ -185,9 +185,9 @@ mod tests {
         assert!(names.contains("identity_1mib/grpc/8"));
         assert!(names.contains("python_64kib_batch_8/http/16"));
         assert!(names.contains("handler/http/32"));
-        assert_eq!(names.len(), 37);
+        assert_eq!(names.len(), 45);
         let names: Vec<_> = Case::all(&[3, 64]).iter().map(Case::name).collect();
-        assert_eq!(names.iter().filter(|name| name.ends_with("/64")).count(), 19);
+        assert_eq!(names.iter().filter(|name| name.ends_with("/64")).count(), 23);
         assert!(!names.contains(&"simple/http/8".to_owned()));
     }
 }

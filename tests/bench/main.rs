@@ -281,12 +281,12 @@ mod tests {
 
     #[test]
     fn parses_selections() {
-        check_selection("", 8, 37);
-        check_selection("echo", 1, 37);
-        check_selection("simple/http", 8, 2);
-        check_selection("echo, pharos, grpc/8", 2, 3);
-        check_selection("python", 8, 24);
-        check_selection("python_16mib_batch_8", 8, 4);
+        check_selection("", 9, 45);
+        check_selection("echo", 1, 45);
+        check_selection("simple/http", 9, 2);
+        check_selection("echo, pharos, grpc/8", 2, 5);
+        check_selection("python", 9, 24);
+        check_selection("python_16mib_batch_8", 9, 4);
         check_selection("torchserve, handler", 1, 3);
         assert!(Selection::parse("rest", &[]).is_err_and(|error| error.contains("simple/http/1")));
     }

@@ -65,6 +65,13 @@ impl ConnectionState {
         self.batches.get_mut(&batch).ok_or_else(|| run_error("the request is over"))
     }
 
+    /// Returns the stream of a request, if the request is not answered yet. Unlike
+    /// [`Streams::stream`], it makes no error of the usual case.
+    pub(crate) fn open_stream(&self, (batch, request): RequestPlace) -> Option<&Stream> {
+        let stream = self.batches.get(&batch)?.requests.get(request as usize)?;
+        (!stream.ended).then_some(stream)
+    }
+
     fn credit(&mut self, credits: &Credits) {
         if let Some(batch) = self.batches.get_mut(&credits.batch) {
             batch.take_credits(credits.request, credits.taken);

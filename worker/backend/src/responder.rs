@@ -266,11 +266,7 @@ impl Responder {
 
     /// Whether the request has had its last response.
     pub fn ended(&self) -> bool {
-        let mut state = self.session.connection.lock();
-        state
-            .streams(self.place)
-            .and_then(|streams| streams.stream(self.place.1).map(drop))
-            .is_err()
+        self.session.connection.lock().open_stream(self.place).is_none()
     }
 
     /// Returns the number of the request's batch and its position there, for the `parent` of a
@@ -285,9 +281,8 @@ const UNANSWERED: &str = "the model released the request without answering it";
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        let mut state = self.session.connection.lock();
-        let stream = state.streams(self.place).and_then(|streams| streams.stream(self.place.1));
-        let is_open = stream.is_ok_and(|stream| stream.detached);
+        let state = self.session.connection.lock();
+        let is_open = state.open_stream(self.place).is_some_and(|stream| stream.detached);
         drop(state);
         if is_open {
             self.fail(match self.is_cancelled() {

@@ -21,7 +21,7 @@ use pharos_backend::{
 use crate::error::{self, ErrorPointer, interface};
 use crate::fault::Fault;
 use crate::foreign::{bytes, c_text, list, put, put_if_wanted, text};
-use crate::fuzzing::{Argument, Source};
+use crate::fuzzed::{Argument, Source};
 use crate::memory::{AttributesPointer, BufferAttributes};
 use crate::message::OwnParameter;
 use crate::model::Server;

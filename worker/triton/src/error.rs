@@ -10,6 +10,7 @@ use crate::fault::{
     UNSUPPORTED,
 };
 use crate::foreign::{c_text, text_or};
+use crate::fuzzed::Source;
 use crate::object::{self, Object, kinds};
 
 /// `TRITONSERVER_Error`.
@@ -22,6 +23,9 @@ kinds! { ServerError = 1, "an error"; }
 
 /// A pointer to an error, or null.
 pub(crate) type ErrorPointer = *mut Object<ServerError>;
+
+/// A function of the interface for fuzz targets: its name, and a call with arguments of a source.
+pub(crate) type Fuzzed = (&'static str, fn(&mut Source<'_>) -> ErrorPointer);
 
 impl From<Fault> for ErrorPointer {
     fn from(fault: Fault) -> Self {
@@ -74,10 +78,10 @@ pub(crate) unsafe fn consume(error: ErrorPointer) -> InferError {
 macro_rules! interface {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         /// The functions of this module.
-        pub(crate) const FUZZED: &[$crate::fuzzing::Fuzzed] = &[$(
+        pub(crate) const FUZZED: &[$crate::error::Fuzzed] = &[$(
             (concat!(module_path!(), "::", stringify!($name)), |source| {
                 // SAFETY: arguments keep the contract of this package.
-                unsafe { $name($(<$type as $crate::fuzzing::Argument>::take(source)),*) }
+                unsafe { $name($(<$type as $crate::fuzzed::Argument>::take(source)),*) }
             })
         ),*];
         $(

@@ -24,6 +24,7 @@ mod error;
 mod fault;
 mod foreign;
 mod functions;
+mod fuzzed;
 pub mod fuzzing;
 mod joined;
 mod kept;

@@ -206,8 +206,8 @@ interface! {
         put(bytes, object::get(attributes)?.place().bytes)
     }
 
-    /// `TRITONBACKEND_MemoryManagerAllocate`. Backends fall back to other memory if there is none of
-    /// a kind.
+    /// `TRITONBACKEND_MemoryManagerAllocate`. Backends use memory of another kind if this
+    /// fails.
     fn allocate(
         manager: *const Object<MemoryManager>,
         buffer: *mut *mut c_void,

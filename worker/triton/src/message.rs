@@ -10,7 +10,11 @@ use crate::foreign::{bytes, c_text, put, text};
 use crate::object::{self, Object, kinds};
 
 /// `TRITONSERVER_Message`. Backends read its text up to the size, and some up to a NUL.
-pub(crate) struct Message(CString);
+pub(crate) struct Message {
+    text: CString,
+    /// Whether it belongs to a backend or an instance, and so not to the library.
+    is_lent: bool,
+}
 
 /// `TRITONSERVER_Parameter`.
 pub(crate) struct OwnParameter {
@@ -28,11 +32,20 @@ kinds! {
 
 impl Message {
     pub(crate) fn new(json: &str) -> Self {
-        Self(c_text(json))
+        Self { text: c_text(json), is_lent: false }
+    }
+
+    /// Creates a message that the library reads and must not delete.
+    pub(crate) fn lent(json: &str) -> Self {
+        Self { is_lent: true, ..Self::new(json) }
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     pub(crate) fn json(&self) -> &str {
-        self.0.to_str().unwrap_or_default()
+        self.text.to_str().unwrap_or_default()
     }
 }
 
@@ -54,14 +67,19 @@ interface! {
 
     /// `TRITONSERVER_MessageDelete`.
     fn message_delete(message: *mut Object<Message>) {
+        if !message.is_null() && object::get(message)?.is_lent() {
+            return Err(Fault::invalid(
+                "a message is deleted that belongs to the backend or to the instance",
+            ));
+        }
         object::delete(message)
     }
 
     /// `TRITONSERVER_MessageSerializeToJson`. The text ends with a NUL that is not counted.
     fn message_json(message: *const Object<Message>, base: *mut *const c_char, size: *mut usize) {
         let message = object::get(message)?;
-        put(base, message.0.as_ptr())?;
-        put(size, message.0.as_bytes().len())
+        put(base, message.text.as_ptr())?;
+        put(size, message.text.as_bytes().len())
     }
 }
 

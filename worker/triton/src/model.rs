@@ -134,7 +134,7 @@ impl BackendObject {
     pub(crate) fn new(description: &BackendDescription<'_>) -> Self {
         Self {
             name: c_text(description.name),
-            config: object::make(Message::new(description.config)),
+            config: object::make(Message::lent(description.config)),
             directory: c_text(description.directory),
             memory: object::make(MemoryManager::new(description.runtime)),
             state: AtomicPtr::new(ptr::null_mut()),
@@ -198,7 +198,7 @@ impl InstanceObject {
         Self {
             name: c_text(description.name),
             kind: description.kind,
-            policy: object::make(Message::new(&policy)),
+            policy: object::make(Message::lent(&policy)),
             profiles: description.profiles.iter().map(|name| c_text(name)).collect(),
             passive: description.passive,
             model,

@@ -188,6 +188,7 @@ static void check_backend(void) {
   BAD(B(BackendName)(NULL, &text));
   BAD(B(BackendName)((Backend *)own_model, &text));
   GOOD(B(BackendConfig)(own_backend, &message));
+  BAD(S(MessageDelete)(message));
   BAD(B(BackendConfig)(own_backend, NULL));
   GOOD(B(BackendArtifacts)(own_backend, &kind, &text));
   SAME(kind == 0 && strstr(text, "functions") != NULL);
@@ -242,6 +243,7 @@ static void check_instance(void) {
   GOOD(B(ModelInstanceDeviceId)(own_instance, &device));
   SAME(device == 0);
   GOOD(B(ModelInstanceHostPolicy)(own_instance, &message));
+  BAD(S(MessageDelete)(message));
   GOOD(S(MessageSerializeToJson)(message, &text, &size));
   TEXT_IS(text, "{\"cpu\":{}}");
   GOOD(B(ModelInstanceIsPassive)(own_instance, &passive));
