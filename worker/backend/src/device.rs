@@ -79,6 +79,14 @@ impl ReceivedOnDevice {
         &self.handle
     }
 
+    /// Whether code of a model may use the memory where it is. Client memory with a smaller alignment
+    /// is copied: a misaligned load would break the process's CUDA context.
+    pub fn is_aligned(&self) -> bool {
+        /// The alignment that kernels may assume, in bytes: the widest load.
+        const WIDEST_LOAD: u64 = 16;
+        self.memory.address.is_multiple_of(WIDEST_LOAD)
+    }
+
     /// Returns the location of the memory.
     pub fn memory(&self) -> DeviceMemory {
         self.memory

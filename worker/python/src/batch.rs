@@ -16,11 +16,6 @@ use crate::model::Model;
 use crate::request::{InferenceRequest, RequestFields, SEQUENCE_END, SEQUENCE_START};
 use crate::tensor::Tensor;
 
-/// The alignment that kernels may assume for a tensor, in bytes: the widest load. Client memory
-/// with a smaller alignment is copied to the host, because a misaligned load would break the
-/// process's CUDA context.
-const ALIGNED: u64 = 16;
-
 /// Creates the response channels of a batch.
 pub(crate) fn answers(
     model: &Arc<Model>,
@@ -154,7 +149,7 @@ fn in_pieces(
             let name = input.name.to_owned();
             let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
                 ReceivedPiece::Host(bytes) => bytes,
-                ReceivedPiece::Device(kept) if kept.memory().address().is_multiple_of(ALIGNED) => {
+                ReceivedPiece::Device(kept) if kept.is_aligned() => {
                     return Ok(Tensor::on_device(name, input.datatype, shape, kept));
                 }
                 ReceivedPiece::Device(kept) => model.runtime.fetch(kept.memory())?,

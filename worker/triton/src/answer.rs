@@ -81,11 +81,13 @@ impl Answer {
         }
     }
 
-    /// Returns the memory on the instance's GPU where the client wants `len` bytes of an output. A
+    /// Returns the memory on a GPU where the client wants `len` bytes of an output, if it is aligned. A
     /// batch that waits for its requests joins their outputs in the process's memory.
     pub(crate) fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
         match &self.channel {
-            Channel::Single(responder) => responder.place_on_device(output, len),
+            Channel::Single(responder) => {
+                responder.place_on_device(output, len).filter(ReceivedOnDevice::is_aligned)
+            }
             Channel::Joined(_) => None,
         }
     }

@@ -8,7 +8,7 @@ use pharos::error::InferError;
 use pharos::tensor::byte_size;
 use pharos::timeline::Instant;
 use pharos_backend::{
-    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, ReceivedPiece, RequestPart,
+    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, ReceivedPiece, RequestPart, Runtime,
     in_clients_order, load_error,
 };
 
@@ -246,7 +246,7 @@ impl Instance {
             let parts = if input.pieces.is_empty() {
                 host_parts(batch, at, input)?
             } else {
-                placed_parts(batch, at, input)?
+                placed_parts(batch, at, input, &self.shared.runtime)?
             };
             for (inputs, (shape, data)) in inputs.iter_mut().zip(parts) {
                 inputs.push(Input {
@@ -309,12 +309,13 @@ fn placed_parts(
     batch: &Batch<'_>,
     at: usize,
     input: &pharos_backend::Input<'_>,
+    runtime: &Runtime,
 ) -> Result<Vec<Part>, InferError> {
     let shapes = batch.shapes_of(input).into_iter().enumerate();
     let parts = shapes.map(|(piece, shape)| {
         let bytes = match batch.received_piece(at, piece).ok_or_else(|| missing(input))? {
             ReceivedPiece::Host(bytes) => InputBytes::Host(bytes),
-            ReceivedPiece::Device(kept) => InputBytes::Device(kept),
+            ReceivedPiece::Device(kept) => InputBytes::of_device(kept, runtime)?,
         };
         if byte_size(input.datatype, &shape) != Some(bytes.len() as u64) {
             return Err(InferError::internal(format!(

@@ -17,6 +17,18 @@ pub(crate) enum InputBytes {
 }
 
 impl InputBytes {
+    /// Returns the bytes of a client's memory on a device, copied to the process if they are not
+    /// aligned.
+    ///
+    /// # Errors
+    /// The driver cannot copy them.
+    pub(crate) fn of_device(kept: ReceivedOnDevice, runtime: &Runtime) -> Result<Self, InferError> {
+        if kept.is_aligned() {
+            return Ok(Self::Device(kept));
+        }
+        runtime.fetch(kept.memory()).map(Self::Host)
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
@@ -46,8 +58,8 @@ pub(crate) enum OutputBytes {
 }
 
 impl OutputBytes {
-    /// Allocates `len` bytes for an output. They are on the instance's GPU if the backend prefers
-    /// that and the client wants the output there.
+    /// Allocates `len` bytes for an output. They are on the GPU if the backend prefers that and the
+    /// client wants the output in aligned memory there.
     ///
     /// # Errors
     /// There is no memory.

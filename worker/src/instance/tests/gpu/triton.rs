@@ -58,11 +58,11 @@ fn said(done: &Done, request: u32) -> Vec<(&str, &str)> {
 fn inputs_and_outputs_stay_on_the_device() {
     let fake = fake();
     let mut world = world(&fake);
-    let content = [floats(&[1., 2., 3., 4.]), vec![0; 48]].concat();
+    let content = [floats(&[1., 2., 0., 0., 3., 4.]), vec![0; 40]].concat();
     let (address, handle) = fake.share(0, &content);
     world.cuda_region(1, 3, handle, 64);
     let first = [Part::Region(1, 0, 8)];
-    let second = [Part::Region(1, 8, 8)];
+    let second = [Part::Region(1, 16, 8)];
     let placed = [to(0, 0, 1, 32, 8), to(0, 1, 1, 48, 8)];
     let execute = world.frame(DataType::Fp32, 2, &[&first, &second], &placed);
     let (done, read) = world.run(&execute);
@@ -122,6 +122,32 @@ fn outputs_that_another_memory_holds_are_copied_there() {
     let execute = world.frame(DataType::Fp32, 2, &[&first, &first], &[to(0, 0, 1, 8, 4)]);
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
+}
+
+#[test]
+fn memory_that_is_not_aligned_is_copied() {
+    let fake = fake();
+    let mut world = world(&fake);
+    let (address, handle) = fake.share(0, &[vec![0; 8], floats(&[1., 2.]), vec![0; 8]].concat());
+    world.cuda_region(1, 3, handle, 24);
+    let first = [Part::Region(1, 8, 8)];
+    let here = floats(&[5., 6.]);
+    let second = [Part::Arena(&here)];
+    // The first output goes to aligned memory, the second one beside it.
+    let placed = [to(0, 0, 1, 16, 8), to(0, 1, 1, 0, 8)];
+    let execute = world.frame(DataType::Fp32, 2, &[&first, &second], &placed);
+    let (done, _) = world.run(&execute);
+    assert_eq!((&done.error, &done.failed), (&None, &Vec::new()));
+    assert_eq!(said(&done, 0)[0], ("INPUT0", "input 0, properties 2, output 2"));
+    assert_eq!(
+        fake.content(address),
+        [floats(&[5., 6.]), floats(&[1., 2.]), floats(&[1., 2.])].concat()
+    );
+    let placed = [to(0, 0, 1, 8, 8)];
+    let execute = world.frame(DataType::Fp32, 2, &[&second, &second], &placed);
+    let (done, _) = world.run(&execute);
+    assert_eq!(said(&done, 0)[0], ("INPUT0", "input 0, properties 0, output 0"));
+    assert_eq!(fake.content(address)[8..16], here);
 }
 
 #[test]
