@@ -88,9 +88,8 @@ impl Kind {
     }
 
     /// Returns whether the server is measured with a workload. The cost of metrics shows with small
-    /// requests, that of sequences compared with the dynamic batcher of the same server, that of
-    /// Python compared with Triton and TorchServe, and that of Triton's interface compared with the
-    /// server's own.
+    /// requests. Sequences are compared with the dynamic batcher of the same server, models in Python
+    /// with Triton and TorchServe, and Triton's interface with the server's own interface.
     pub(crate) fn serves(self, workload: Workload) -> bool {
         let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
         match workload {

@@ -124,8 +124,8 @@ impl Workload {
         }
     }
 
-    /// Returns the name in the report: that of the model, for the Python model with the row size and
-    /// the batch size, for the compiled one with the size.
+    /// Returns the name in the report: the name of the model. The Python model's name ends with the row
+    /// size and the batch size, the compiled model's with the size.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Python(Rows { bytes, count }) => {

@@ -66,7 +66,7 @@ impl ConnectionState {
     }
 
     /// Returns the stream of a request, if the request is not answered yet. Unlike
-    /// [`Streams::stream`], it makes no error of the usual case.
+    /// [`Streams::stream`], it builds no error text for a request that is answered.
     pub(crate) fn open_stream(&self, (batch, request): RequestPlace) -> Option<&Stream> {
         let stream = self.batches.get(&batch)?.requests.get(request as usize)?;
         (!stream.ended).then_some(stream)

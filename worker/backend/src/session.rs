@@ -84,10 +84,11 @@ impl Runtime {
         Ok(())
     }
 
-    /// Adds a point of the processing of a traced request to its trace. `place` is that of
-    /// [`Responder::place`](crate::Responder::place). A request that has ended is ignored, and so is
-    /// a name of more than [`MAX_ACTIVITY_NAME`](pharos::wire::MAX_ACTIVITY_NAME) bytes.
-    pub fn report_activity(&self, (batch, request): (u64, u32), name: &str, at: Instant) {
+    /// Adds a point of the processing of a traced request to its trace. `batch` and `request` are the
+    /// numbers that [`Responder::place`](crate::Responder::place) returns. The server ignores requests
+    /// that have ended, and names of more than
+    /// [`MAX_ACTIVITY_NAME`](pharos::wire::MAX_ACTIVITY_NAME) bytes.
+    pub fn report_activity(&self, batch: u64, request: u32, name: &str, at: Instant) {
         let activity = BackendActivity { batch, request, name: name.to_owned(), at };
         self.0.arenas.send(&ToFrontend::Activity(activity));
     }

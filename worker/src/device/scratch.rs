@@ -145,7 +145,8 @@ impl Blocks {
 
     /// Keeps a block for a later allocation, or frees it.
     fn put_back(&mut self, block: Block) {
-        let (kind, len) = (block.kind(), block.len());
+        let kind = block.kind();
+        let len = block.len();
         if kind == ScratchKind::Device {
             if self.unused_on_device + len > MAX_UNUSED_ON_DEVICE {
                 return;

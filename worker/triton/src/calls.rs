@@ -788,7 +788,7 @@ interface! {
         memory: c_int,
         device: i64,
     ) {
-        append(request, name, base, size, (memory, device))
+        append(request, name, base, size, memory, device)
     }
 
     /// `TRITONSERVER_InferenceRequestAppendInputDataWithHostPolicy`. All policies have the same
@@ -802,7 +802,7 @@ interface! {
         device: i64,
         _policy: *const c_char,
     ) {
-        append(request, name, base, size, (memory, device))
+        append(request, name, base, size, memory, device)
     }
 
     /// `TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes`.
@@ -813,7 +813,7 @@ interface! {
         attributes: *const Object<BufferAttributes>,
     ) {
         let place = object::get(attributes)?.place();
-        append(request, name, base, place.bytes, (place.memory, place.device))
+        append(request, name, base, place.bytes, place.memory, place.device)
     }
 
     /// `TRITONSERVER_InferenceRequestRemoveAllInputData`.
@@ -1069,7 +1069,8 @@ unsafe fn append(
     name: *const c_char,
     base: *const c_char,
     size: usize,
-    (memory, device): (c_int, i64),
+    memory: c_int,
+    device: i64,
 ) -> Result<(), Fault> {
     // SAFETY: the caller guarantees it.
     let request = unsafe { object::get(request) }?;

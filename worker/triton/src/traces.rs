@@ -58,8 +58,10 @@ interface! {
                 name.len()
             )));
         }
-        if let (Some(place), Some(runtime)) = (trace.place, process::runtime()) {
-            runtime.report_activity(place, name, Instant(at));
+        if let Some((batch, request)) = trace.place
+            && let Some(runtime) = process::runtime()
+        {
+            runtime.report_activity(batch, request, name, Instant(at));
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ pub(crate) fn named_library(
     ))
 }
 
-/// Returns the directories of a backend, that of the operator first.
+/// Returns the directories of a backend. The directory of the operator comes first.
 ///
 /// # Errors
 /// The backend's name is not a plain name.
