@@ -155,7 +155,7 @@ pub struct BatchRequest {
     /// The step of a sequence, for a model with sequences.
     pub sequence: Option<SequenceStep>,
     /// Further parameters of the client, for backends that need them
-    /// ([`Loaded::details`](super::Loaded::details)).
+    /// ([`Loaded::details`](super::Loaded::details)). `None` also if all have their defaults.
     pub details: Option<Box<Details>>,
 }
 

@@ -43,6 +43,21 @@ pub enum ReceivedPiece {
     Device(ReceivedOnDevice),
 }
 
+impl ReceivedPiece {
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(kept) => kept.memory().len(),
+        }
+    }
+
+    /// Whether the length is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// One input of a batch, over all its requests.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {

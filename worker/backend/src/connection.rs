@@ -5,7 +5,7 @@
 //! while no other thread does, and passes on messages for other threads. So a worker that only
 //! executes batches has no extra cost.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::timeline::Instant;
 use pharos::wire::{Answer, CREDITS, Credits, Execute, Response, ToFrontend, ToWorker};
+use rustc_hash::FxHashMap;
 
 use crate::clock;
 use crate::error::run_error;
@@ -45,9 +46,9 @@ pub(crate) struct ConnectionState {
     /// The frontend has asked whether the model is ready.
     pub(crate) readiness_asked: bool,
     /// Batches with requests that are answered individually.
-    batches: HashMap<u64, Streams>,
+    batches: FxHashMap<u64, Streams>,
     /// Answers received for calls in progress.
-    pub(crate) calls: HashMap<u64, VecDeque<Answer>>,
+    pub(crate) calls: FxHashMap<u64, VecDeque<Answer>>,
     /// The connection is closed, by an error or by the frontend.
     closed: Option<Result<(), String>>,
     /// The process is shutting down: the frontend reads no more answers.

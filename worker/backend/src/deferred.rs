@@ -7,6 +7,7 @@ use pharos::infer::{Parameter, Parameters};
 use pharos::wire::{OutputBlock, WireError};
 
 use crate::blocks::block;
+use crate::error::wire_error;
 use crate::received::{Arenas, Loan, Memory, Received};
 use crate::reply::{Content, ReplyOutput};
 
@@ -48,60 +49,85 @@ pub(crate) struct PassOn<'l> {
     pub(crate) allowed: bool,
 }
 
-impl DeferredReplies {
-    /// Returns the outputs as blocks. An input that is passed on is copied only if another holder
-    /// could change it before it is read. Also returns the values that must live until the blocks
-    /// are sent.
-    ///
-    /// # Errors
-    /// There is no memory for a copy.
-    pub(crate) fn into_blocks(
+/// The location of an output that is an input passed on.
+#[derive(Clone, Copy)]
+struct InLoan {
+    loan: u64,
+    offset: u64,
+}
+
+impl PassOn<'_> {
+    /// Returns the location of each output that is an input passed on and that no other code holds:
+    /// another holder could change the input before it is read. Empty if there is none.
+    fn places(&self, outputs: &[(u32, ReplyOutput)]) -> Vec<Option<InLoan>> {
+        let received = || outputs.iter().filter_map(|(_, output)| output.content.received());
+        if !self.allowed || received().next().is_none() {
+            return Vec::new();
+        }
+        let own_key = self.loan.map(|loan| loan.key);
+        let place_of = |output: &ReplyOutput| {
+            let bytes = output.content.received()?;
+            let loan = bytes.loan()?;
+            let here = received()
+                .filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
+            let holders = here.count() + usize::from(own_key == Some(loan.key));
+            let offset = loan.offset_of(bytes)?;
+            (Arc::strong_count(loan) == holders).then_some(InLoan { loan: loan.key, offset })
+        };
+        outputs.iter().map(|(_, output)| place_of(output)).collect()
+    }
+}
+
+/// The blocks of outputs.
+#[derive(Default)]
+pub(crate) struct DeferredBlocks {
+    pub(crate) blocks: Vec<OutputBlock>,
+    /// Requests without room for an output, with the error of the first one. The blocks may contain
+    /// others of their outputs.
+    pub(crate) failed: Vec<(u32, WireError)>,
+    /// The values that must live until the blocks are sent.
+    pub(crate) kept: Vec<Received>,
+}
+
+impl DeferredBlocks {
+    /// Creates the blocks of outputs, each of one request. An input that is passed on is copied only
+    /// if another holder could change it before it is read.
+    pub(crate) fn new(
         outputs: Vec<(u32, ReplyOutput)>,
         arenas: &Arc<Arenas>,
         pass_on: &PassOn<'_>,
-    ) -> Result<(Vec<OutputBlock>, Vec<Received>), InferError> {
-        let contents: Vec<&Received> =
-            outputs.iter().filter_map(|(_, output)| output.content.received()).collect();
-        let own_key = pass_on.loan.map(|loan| loan.key);
-        // The loans of inputs that no other code holds, by output.
-        let mut keys: Vec<Option<u64>> = Vec::with_capacity(outputs.len());
-        for (_, output) in &outputs {
-            let loan =
-                output.content.received().filter(|_| pass_on.allowed).and_then(Received::loan);
-            keys.push(loan.and_then(|loan| {
-                let here = contents
-                    .iter()
-                    .filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
-                let holders = here.count() + usize::from(own_key == Some(loan.key));
-                (Arc::strong_count(loan) == holders).then_some(loan.key)
-            }));
-        }
-        let mut blocks = Vec::new();
-        let mut kept = Vec::new();
-        let mut memories = Vec::new();
-        for ((request, output), key) in outputs.into_iter().zip(keys) {
-            let requests = vec![request];
-            if let (Some(key), Content::Received(bytes)) = (key, &output.content)
-                && let Some(offset) = bytes.loan().and_then(|loan| loan.offset_of(bytes))
-            {
-                let loan = Some(key);
-                kept.push(bytes.clone());
-                let block = block(output.output, output.datatype, output.shape)?;
-                blocks.push(OutputBlock {
-                    requests,
-                    offset,
-                    len: bytes.len() as u64,
-                    loan,
-                    ..block
-                });
-                continue;
+    ) -> Self {
+        let mut this = Self { blocks: Vec::with_capacity(outputs.len()), ..Self::default() };
+        let places = pass_on.places(&outputs);
+        for (at, (request, output)) in outputs.into_iter().enumerate() {
+            let made = match places.get(at).copied().flatten() {
+                Some(place) => this.pass_on(place, output),
+                None => in_memory(arenas, output).map(|(block, memory)| {
+                    memory.into_iter().for_each(Memory::sent);
+                    block
+                }),
+            };
+            match made {
+                Ok(block) => this.blocks.push(OutputBlock { requests: vec![request], ..block }),
+                Err(_) if this.failed.iter().any(|(failed, _)| *failed == request) => {}
+                Err(error) => this.failed.push((request, wire_error(error))),
             }
-            let (block, memory) = in_memory(arenas, output)?;
-            blocks.push(OutputBlock { requests, ..block });
-            memories.extend(memory);
         }
-        memories.into_iter().for_each(Memory::sent);
-        Ok((blocks, kept))
+        this
+    }
+
+    /// Returns the block of an output that is an input passed on.
+    fn pass_on(
+        &mut self,
+        InLoan { loan, offset }: InLoan,
+        output: ReplyOutput,
+    ) -> Result<OutputBlock, InferError> {
+        let ReplyOutput { output, datatype, shape, content } = output;
+        let len = content.received().map_or(0, |bytes| bytes.len() as u64);
+        if let Content::Received(bytes) = content {
+            self.kept.push(bytes);
+        }
+        Ok(OutputBlock { offset, len, loan: Some(loan), ..block(output, datatype, shape)? })
     }
 }
 

@@ -52,7 +52,7 @@ pub use metrics::{
     Coalesced, Described, Metric, MetricError, Metrics, Requests, Series, UndeclaredSample,
 };
 pub use outputs::{Outputs, Response};
-pub use parts::{RequestPart, in_clients_order};
+pub use parts::{ReceivedPart, RequestPart, in_clients_order};
 pub use received::{Memory, Received};
 pub use reply::{Content, Reply, ReplyOutput};
 pub use responder::Responder;

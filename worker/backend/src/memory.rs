@@ -9,7 +9,6 @@
 //! continue to use the old pages.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -19,6 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::wire::flags;
+use rustc_hash::FxHashMap;
 
 /// The arena that inputs are read from.
 pub struct InputArena {
@@ -99,7 +99,7 @@ pub struct OutputArena {
 
 struct Blocks {
     arena: Arena,
-    live: HashMap<u64, Block>,
+    live: FxHashMap<u64, Block>,
 }
 
 impl OutputArena {
@@ -202,7 +202,7 @@ pub fn map(inputs: &OwnedFd, outputs: &OwnedFd) -> io::Result<(InputArena, Outpu
     let inputs = SharedMemory::map(inputs, length(inputs)?)?;
     let length = length(outputs)?;
     let outputs = SharedMemory::map(outputs, length)?;
-    let blocks = Blocks { arena: Arena::new(length as u64), live: HashMap::new() };
+    let blocks = Blocks { arena: Arena::new(length as u64), live: FxHashMap::default() };
     let inputs = InputArena { pinned: OnceLock::new(), memory: inputs };
     Ok((
         inputs,
@@ -263,7 +263,7 @@ mod tests {
     fn outputs() -> OutputArena {
         let descriptor = pharos::shm::create("outputs", 64 * PAGE).unwrap();
         let memory = SharedMemory::map(&descriptor, 64 * 4096).unwrap();
-        let blocks = Blocks { arena: Arena::new(64 * PAGE), live: HashMap::new() };
+        let blocks = Blocks { arena: Arena::new(64 * PAGE), live: FxHashMap::default() };
         OutputArena { pinned: OnceLock::new(), memory, blocks: Mutex::new(blocks) }
     }
 

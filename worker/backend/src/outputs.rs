@@ -15,7 +15,7 @@ use pharos::wire::{Done, Execute, OutputBlock, Placement, WireError};
 use crate::blocks::{OutputTensor, fixed_size};
 use crate::client_memory::{ClientMemory, OutputMemory, used_regions};
 use crate::clock;
-use crate::deferred::{DeferredReplies, PassOn, merge};
+use crate::deferred::{DeferredBlocks, DeferredReplies, PassOn, merge};
 use crate::device::DeviceMemory;
 use crate::error::{run_error, wire_error};
 use crate::memory::{InputArena, OutputArena};
@@ -659,20 +659,15 @@ impl Outputs<'_> {
         if outputs.is_empty() {
             return Vec::new();
         }
-        let requests: Vec<u32> = outputs.iter().map(|(request, _)| *request).collect();
         let pass_on = PassOn { loan, allowed: self.client_memory.is_none() };
-        match DeferredReplies::into_blocks(outputs, &self.session.arenas, &pass_on) {
-            Ok((blocks, kept)) => {
-                self.blocks.extend(blocks);
-                kept
-            }
-            Err(error) => {
-                self.failed.extend(
-                    requests.into_iter().map(|request| (request, wire_error(error.clone()))),
-                );
-                Vec::new()
-            }
+        let DeferredBlocks { blocks, failed, kept } =
+            DeferredBlocks::new(outputs, &self.session.arenas, &pass_on);
+        self.failed.extend(failed);
+        match self.blocks.is_empty() {
+            true => self.blocks = blocks,
+            false => self.blocks.extend(blocks),
         }
+        kept
     }
 
     fn done(mut self, batch: u64, error: Option<InferError>) -> Done {

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use pharos::batch_split;
 use pharos::error::InferError;
-use pharos::tensor::{DataType, element_count};
+use pharos::tensor::{DataType, byte_size, element_count};
 
-use crate::batch::{Batch, Input};
+use crate::batch::{Batch, Input, ReceivedPiece};
+use crate::session::Runtime;
 
 /// One request's part of an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,15 @@ pub struct RequestPart {
     pub bytes: Range<usize>,
 }
 
+/// One request's part of an input, which outlives the batch.
+pub struct ReceivedPart {
+    /// Its shape, with the request's rows first if the model batches.
+    pub shape: Vec<i64>,
+    /// Its bytes. Memory on a device is aligned; see
+    /// [`ReceivedOnDevice::is_aligned`](crate::ReceivedOnDevice::is_aligned).
+    pub bytes: ReceivedPiece,
+}
+
 impl Batch<'_> {
     /// Whether an input has a part for each request: an input of the configuration, a sequence
     /// control or a state. The inputs of `batch_input` describe the batch as a whole.
@@ -26,14 +36,67 @@ impl Batch<'_> {
         input.index < config.inputs.len() || input.index >= config.first_control()
     }
 
+    /// Returns each request's part of the input at this position of [`Batch::inputs`], as handles
+    /// that outlive the batch. A part in a client's memory on a device stays there if it is aligned,
+    /// and is copied to the process otherwise.
+    ///
+    /// # Errors
+    /// There is no such input, it contradicts its description, or the driver cannot copy it.
+    pub fn received_parts(
+        &self,
+        position: usize,
+        runtime: &Runtime,
+    ) -> Result<Vec<ReceivedPart>, InferError> {
+        let missing = || InferError::internal(format!("input {position} is missing in the batch"));
+        let input = self.inputs.get(position).ok_or_else(missing)?;
+        if input.pieces.is_empty() {
+            let all = self.received(position).ok_or_else(missing)?;
+            return self.cut(input, |shape, bytes| {
+                let part = if bytes.len() == all.len() { all.clone() } else { all.slice(bytes) };
+                ReceivedPart { shape, bytes: ReceivedPiece::Host(part) }
+            });
+        }
+        let shapes = self.shapes_of(input);
+        if shapes.len() != input.pieces.len() {
+            return Err(missing());
+        }
+        let parts = shapes.into_iter().zip(input.pieces).enumerate().map(|(at, (shape, piece))| {
+            if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
+                return Err(contradicts(input));
+            }
+            let bytes = match self.received_piece(position, at).ok_or_else(missing)? {
+                ReceivedPiece::Device(kept) if !kept.is_aligned() => {
+                    ReceivedPiece::Host(runtime.fetch(kept.memory())?)
+                }
+                bytes => bytes,
+            };
+            Ok(ReceivedPart { shape, bytes })
+        });
+        parts.collect()
+    }
+
     /// Returns each request's part of an input that is in the process's memory.
     ///
     /// # Errors
     /// The input contradicts its description.
     pub fn parts_of(&self, input: &Input<'_>) -> Result<Vec<RequestPart>, InferError> {
-        let whole = || RequestPart { shape: input.shape.to_vec(), bytes: 0..input.data.len() };
+        self.cut(input, |shape, bytes| RequestPart { shape, bytes })
+    }
+
+    /// Calls `make` with each request's shape, and its range of bytes, of an input in the process's
+    /// memory.
+    fn cut<T>(
+        &self,
+        input: &Input<'_>,
+        mut make: impl FnMut(Vec<i64>, Range<usize>) -> T,
+    ) -> Result<Vec<T>, InferError> {
         if let Some(shapes) = self.ragged_shapes(input) {
-            return cut_ragged(input, shapes);
+            let ends = ragged_ends(input, &shapes)?;
+            return Ok(between(&ends, shapes.into_iter(), make));
+        }
+        let mut whole = || make(input.shape.to_vec(), 0..input.data.len());
+        if let [_] = self.requests {
+            return Ok(vec![whole()]);
         }
         let rows: Vec<u64> = self.requests.iter().map(|request| u64::from(request.rows)).collect();
         let all = rows.iter().sum::<u64>();
@@ -42,23 +105,18 @@ impl Batch<'_> {
         {
             return Ok(self.requests.iter().map(|_| whole()).collect());
         }
-        if rows.len() == 1 {
-            return Ok(vec![whole()]);
-        }
         let ends = match input.datatype {
             DataType::Bytes => {
                 batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows)
             }
             _ => Some(batch_split::fixed_ends(input.data.len(), &rows)),
         };
-        let ends = ends.ok_or_else(|| {
-            InferError::internal(format!("input '{}' does not match its shape", input.name))
-        })?;
+        let ends = ends.ok_or_else(|| contradicts(input))?;
         let shapes = rows.iter().map(|rows| {
             let rest = input.shape.iter().skip(1).copied();
             std::iter::once(rows.cast_signed()).chain(rest).collect()
         });
-        Ok(between(&ends, shapes))
+        Ok(between(&ends, shapes, make))
     }
 
     /// Returns the shape of each request's part of an input.
@@ -111,22 +169,28 @@ pub fn in_clients_order<T>(inputs: Vec<T>, positions: &[usize], order: &[u16]) -
     placed.into_iter().map(|(_, input)| input).collect()
 }
 
-/// Returns the parts of an input whose requests have these shapes.
-fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<RequestPart>, InferError> {
+/// Returns the ends, in bytes, of the parts of an input whose requests have these shapes.
+fn ragged_ends(input: &Input<'_>, shapes: &[Vec<i64>]) -> Result<Vec<usize>, InferError> {
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let ends = match input.datatype {
         DataType::Bytes => batch_split::text_ends(input.data, counts.iter().sum(), &counts),
         _ => Some(batch_split::fixed_ends(input.data.len(), &counts)),
     };
-    let ends = ends.ok_or_else(|| {
-        InferError::internal(format!("input '{}' does not match its shapes", input.name))
-    })?;
-    Ok(between(&ends, shapes.into_iter()))
+    ends.ok_or_else(|| contradicts(input))
 }
 
-/// Returns the parts that end at these bytes, each beginning at the end of the previous one.
-fn between(ends: &[usize], shapes: impl Iterator<Item = Vec<i64>>) -> Vec<RequestPart> {
+fn contradicts(input: &Input<'_>) -> InferError {
+    InferError::internal(format!("input '{}' does not match its shape", input.name))
+}
+
+/// Calls `make` for the parts that end at these bytes, each of which begins at the end of the
+/// previous one.
+fn between<T>(
+    ends: &[usize],
+    shapes: impl Iterator<Item = Vec<i64>>,
+    mut make: impl FnMut(Vec<i64>, Range<usize>) -> T,
+) -> Vec<T> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let ranges = starts.zip(ends.iter().copied()).map(|(start, end)| start..end);
-    ranges.zip(shapes).map(|(bytes, shape)| RequestPart { shape, bytes }).collect()
+    ranges.zip(shapes).map(|(bytes, shape)| make(shape, bytes)).collect()
 }

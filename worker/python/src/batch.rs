@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
-use pharos::tensor::byte_size;
 use pharos::wire::Details;
-use pharos_backend::{Batch, Input, Outputs, ReceivedPiece, RequestPart, in_clients_order};
+use pharos_backend::{Batch, Outputs, ReceivedPart, ReceivedPiece, in_clients_order};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -50,11 +49,13 @@ pub(crate) fn requests<'py>(
         batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     let given = || batch.inputs.iter().enumerate().filter(|(_, input)| batch.has_parts(input));
     for (position, input) in given() {
-        let tensors = match input.pieces {
-            [] => contiguous(batch, position, input)?,
-            _ => in_pieces(model, batch, position, input)?,
-        };
-        for (inputs, tensor) in inputs.iter_mut().zip(tensors) {
+        let parts = batch.received_parts(position, &model.runtime)?;
+        for (inputs, ReceivedPart { shape, bytes }) in inputs.iter_mut().zip(parts) {
+            let name = input.name.to_owned();
+            let tensor = match bytes {
+                ReceivedPiece::Host(bytes) => Tensor::received(name, input.datatype, shape, bytes),
+                ReceivedPiece::Device(kept) => Tensor::on_device(name, input.datatype, shape, kept),
+            };
             inputs.push(Py::new(py, tensor).map_err(python)?);
         }
     }
@@ -105,62 +106,6 @@ fn fields_of(
         trace_context: details.trace_context.as_deref().map(Arc::from),
         sequence: request.sequence.map(|step| step.key),
     }
-}
-
-/// Creates each request's tensor of a contiguous input.
-fn contiguous(
-    batch: &Batch<'_>,
-    position: usize,
-    input: &Input<'_>,
-) -> Result<Vec<Tensor>, InferError> {
-    let bytes = batch.received(position).ok_or_else(|| missing(input))?;
-    Ok(batch
-        .parts_of(input)?
-        .into_iter()
-        .map(|RequestPart { shape, bytes: range }| {
-            let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
-            Tensor::received(input.name.to_owned(), input.datatype, shape, part)
-        })
-        .collect())
-}
-
-/// Creates each request's tensor of an input that is partly on a device.
-fn in_pieces(
-    model: &Model,
-    batch: &Batch<'_>,
-    position: usize,
-    input: &Input<'_>,
-) -> Result<Vec<Tensor>, InferError> {
-    let shapes = batch.shapes_of(input);
-    if shapes.len() != input.pieces.len() {
-        return Err(missing(input));
-    }
-    shapes
-        .into_iter()
-        .zip(input.pieces)
-        .enumerate()
-        .map(|(at, (shape, piece))| {
-            if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
-                return Err(InferError::internal(format!(
-                    "input '{}' does not match its shape",
-                    input.name
-                )));
-            }
-            let name = input.name.to_owned();
-            let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
-                ReceivedPiece::Host(bytes) => bytes,
-                ReceivedPiece::Device(kept) if kept.is_aligned() => {
-                    return Ok(Tensor::on_device(name, input.datatype, shape, kept));
-                }
-                ReceivedPiece::Device(kept) => model.runtime.fetch(kept.memory())?,
-            };
-            Ok(Tensor::received(name, input.datatype, shape, bytes))
-        })
-        .collect()
-}
-
-fn missing(input: &Input<'_>) -> InferError {
-    InferError::internal(format!("input '{}' is missing in the batch", input.name))
 }
 
 /// Reschedules the requests for which the model has set the reschedule flag.

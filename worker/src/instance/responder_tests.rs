@@ -195,6 +195,11 @@ impl Frontend {
 
     /// Sends a batch of one request with this input.
     fn execute(&mut self, batch: u64, input: &[u8]) {
+        self.execute_requests(batch, 1, input);
+    }
+
+    /// Sends a batch of `count` requests, all of which have this input.
+    fn execute_requests(&mut self, batch: u64, count: usize, input: &[u8]) {
         let offset = flags::BYTES + 4096 * batch;
         assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), input));
         let len = input.len() as u64;
@@ -202,7 +207,7 @@ impl Frontend {
         let datatype = DataType::Uint8;
         let inputs =
             vec![InputBlock { input: 0, datatype, shape, offset, len, pieces: Vec::new() }];
-        let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
+        let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }; count];
         let outputs = vec![];
         let released = vec![];
         let placements = vec![];
@@ -302,6 +307,20 @@ fn an_input_is_passed_on_without_a_copy_unless_it_is_kept() {
     drop(input);
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![1]));
     assert!(frontend.runtime.locate(address, 1).is_none());
+}
+
+#[test]
+fn an_output_without_room_fails_its_own_request_only() {
+    let mut frontend = start(What::PassOnAndKeep, false);
+    let input = vec![7; usize::try_from(BYTES).unwrap() * 2 / 3];
+    frontend.execute_requests(1, 2, &input);
+    let done = frontend.done();
+    let [block] = &done.outputs[..] else { panic!("{} outputs", done.outputs.len()) };
+    assert_eq!((block.requests.as_slice(), block.loan), (&[0][..], None));
+    assert!(frontend.output(block.offset, block.len) == input);
+    let [(1, error)] = &done.failed[..] else { panic!("{:?}", done.failed) };
+    assert!(error.message.contains("do not fit in the"), "{error:?}");
+    assert!(done.error.is_none() && done.open.is_empty());
 }
 
 #[test]

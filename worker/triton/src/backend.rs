@@ -5,15 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pharos::error::InferError;
-use pharos::tensor::byte_size;
 use pharos::timeline::Instant;
 use pharos_backend::{
-    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, ReceivedPiece, RequestPart, Runtime,
-    in_clients_order, load_error,
+    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, ReceivedPart, in_clients_order,
+    load_error,
 };
 
 use crate::answer::{Answer, Channel};
-use crate::buffer::InputBytes;
 use crate::error::{self, ErrorPointer};
 use crate::joined;
 use crate::kept::{Kept, Releases};
@@ -226,106 +224,61 @@ fn check_batching(context: &Context<'_>, path: &Path) -> Result<(), InferError> 
 }
 
 impl Instance {
-    /// Creates the requests of a batch.
+    /// Creates the inputs of each request, in the client's order.
     ///
     /// # Errors
     /// An input contradicts its description.
-    fn requests(
-        &self,
-        batch: &Batch<'_>,
-        outputs: &mut Outputs<'_>,
-    ) -> Result<Vec<Request>, InferError> {
-        let mut inputs: Vec<Vec<Input>> =
+    fn inputs(&self, batch: &Batch<'_>) -> Result<Vec<Vec<Object<Input>>>, InferError> {
+        let mut inputs: Vec<Vec<Object<Input>>> =
             batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
-        let mut positions = Vec::with_capacity(batch.inputs.len());
-        for (at, input) in batch.inputs.iter().enumerate() {
-            if !batch.has_parts(input) {
-                continue;
-            }
-            positions.push(input.index);
-            let parts = if input.pieces.is_empty() {
-                host_parts(batch, at, input)?
-            } else {
-                placed_parts(batch, at, input, &self.shared.runtime)?
-            };
-            for (inputs, (shape, data)) in inputs.iter_mut().zip(parts) {
-                inputs.push(Input {
+        let given = || batch.inputs.iter().enumerate().filter(|(_, input)| batch.has_parts(input));
+        for (at, input) in given() {
+            let parts = batch.received_parts(at, &self.shared.runtime)?;
+            for (inputs, ReceivedPart { shape, bytes }) in inputs.iter_mut().zip(parts) {
+                inputs.push(Object::new(Input {
                     model: self.shared.clone(),
                     position: input.index,
                     datatype: input.datatype,
                     shape,
-                    data,
+                    data: bytes,
                     attributes: parking_lot::Mutex::new(None),
-                });
+                }));
             }
         }
-        let mut made = Vec::with_capacity(batch.requests.len());
-        for ((position, request), inputs) in batch.requests.iter().enumerate().zip(inputs) {
-            let details = request.details.as_deref();
-            let wanted = details.map(|details| details.outputs.clone()).unwrap_or_default();
-            let order = details.map_or(&[][..], |details| &details.input_order);
+        for (inputs, request) in inputs.iter_mut().zip(batch.requests) {
+            let order = request.details.as_deref().map_or(&[][..], |details| &details.input_order);
+            if !order.is_empty() {
+                let positions: Vec<usize> = given().map(|(_, input)| input.index).collect();
+                *inputs = in_clients_order(std::mem::take(inputs), &positions, order);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// Creates the response channel of each request.
+    fn answers(
+        &self,
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'_>,
+    ) -> Result<Vec<Arc<Answer>>, InferError> {
+        let answers = batch.requests.iter().enumerate().map(|(position, request)| {
             let channel = if batch.config().states.is_empty() {
                 Channel::Single(outputs.detach(position)?)
             } else {
                 let position = u32::try_from(position).unwrap_or(u32::MAX);
                 Channel::Joined(Kept::new((outputs.batch(), position), &self.releases))
             };
-            let answer = Answer::new(&self.shared, channel, wanted);
-            let inputs = in_clients_order(inputs, &positions, order);
-            made.push(Request::new(answer, request, inputs));
-        }
-        Ok(made)
+            let details = request.details.as_deref();
+            let wanted = details.map(|details| details.outputs.clone()).unwrap_or_default();
+            Ok(Answer::new(&self.shared, channel, wanted))
+        });
+        answers.collect()
     }
 
     fn reports(&self) -> Option<&crate::computation::Reports> {
         // SAFETY: the object lives until the process ends.
         unsafe { object::get(self.instance) }.ok().map(|instance| &instance.reports)
     }
-}
-
-/// One request's part of an input: its shape and its bytes.
-type Part = (Vec<i64>, InputBytes);
-
-fn missing(input: &pharos_backend::Input<'_>) -> InferError {
-    InferError::internal(format!("input '{}' is missing in the batch", input.name))
-}
-
-/// Returns each request's part of the input at position `at`, which is in the process's memory.
-fn host_parts(
-    batch: &Batch<'_>,
-    at: usize,
-    input: &pharos_backend::Input<'_>,
-) -> Result<Vec<Part>, InferError> {
-    let bytes = batch.received(at).ok_or_else(|| missing(input))?;
-    let parts = batch.parts_of(input)?.into_iter().map(|RequestPart { shape, bytes: range }| {
-        let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
-        (shape, InputBytes::Host(part))
-    });
-    Ok(parts.collect())
-}
-
-/// Returns each request's part of the input at position `at`, some of which is on a device.
-fn placed_parts(
-    batch: &Batch<'_>,
-    at: usize,
-    input: &pharos_backend::Input<'_>,
-    runtime: &Runtime,
-) -> Result<Vec<Part>, InferError> {
-    let shapes = batch.shapes_of(input).into_iter().enumerate();
-    let parts = shapes.map(|(piece, shape)| {
-        let bytes = match batch.received_piece(at, piece).ok_or_else(|| missing(input))? {
-            ReceivedPiece::Host(bytes) => InputBytes::Host(bytes),
-            ReceivedPiece::Device(kept) => InputBytes::of_device(kept, runtime)?,
-        };
-        if byte_size(input.datatype, &shape) != Some(bytes.len() as u64) {
-            return Err(InferError::internal(format!(
-                "input '{}' does not match its shape",
-                input.name
-            )));
-        }
-        Ok((shape, bytes))
-    });
-    parts.collect()
 }
 
 impl Backend for Instance {
@@ -346,11 +299,14 @@ impl Backend for Instance {
         if let Some(reports) = self.reports() {
             reports.clear();
         }
-        let requests = self.requests(batch, outputs)?;
-        let answers: Vec<Arc<Answer>> =
-            requests.iter().map(|request| request.answer.clone()).collect();
-        let mut pointers: Vec<*mut Object<Request>> =
-            requests.into_iter().map(object::make).collect();
+        let inputs = self.inputs(batch)?;
+        let answers = self.answers(batch, outputs)?;
+        let requests = answers.iter().zip(batch.requests).zip(inputs);
+        let mut pointers: Vec<*mut Object<Request>> = requests
+            .map(|((answer, request), inputs)| {
+                object::make(Request::new(answer.clone(), request, inputs))
+            })
+            .collect();
         let count = u32::try_from(pointers.len()).unwrap_or(u32::MAX);
         outputs.inputs_ready();
         let execute = self.model.host.functions.execute;
@@ -372,7 +328,7 @@ impl Backend for Instance {
                 answer.fail(said.clone());
                 if !answer.is_released() {
                     // SAFETY: after an error, the requests belong to this function.
-                    drop(unsafe { object::take(pointer) });
+                    drop(unsafe { object::discard(pointer) });
                 }
             }
         }

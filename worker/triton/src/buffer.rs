@@ -4,50 +4,25 @@
 use std::ffi::{c_int, c_void};
 
 use pharos::error::InferError;
-use pharos_backend::{Content, Memory, Received, ReceivedOnDevice, Runtime};
+use pharos_backend::{Content, Memory, ReceivedOnDevice, ReceivedPiece, Runtime};
 
 use crate::answer::Answer;
 use crate::memory::Place;
 use crate::values::GPU;
 
-/// The bytes of an input.
-pub(crate) enum InputBytes {
-    Host(Received),
-    Device(ReceivedOnDevice),
+/// Returns the address of a part of an input.
+pub(crate) fn start(part: &ReceivedPiece) -> *const c_void {
+    match part {
+        ReceivedPiece::Host(bytes) => bytes.as_ptr().cast(),
+        ReceivedPiece::Device(kept) => of_device(kept),
+    }
 }
 
-impl InputBytes {
-    /// Returns the bytes of a client's memory on a device, copied to the process if they are not
-    /// aligned.
-    ///
-    /// # Errors
-    /// The driver cannot copy them.
-    pub(crate) fn of_device(kept: ReceivedOnDevice, runtime: &Runtime) -> Result<Self, InferError> {
-        if kept.is_aligned() {
-            return Ok(Self::Device(kept));
-        }
-        runtime.fetch(kept.memory()).map(Self::Host)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Host(bytes) => bytes.len(),
-            Self::Device(kept) => kept.memory().len(),
-        }
-    }
-
-    pub(crate) fn start(&self) -> *const c_void {
-        match self {
-            Self::Host(bytes) => bytes.as_ptr().cast(),
-            Self::Device(kept) => of_device(kept),
-        }
-    }
-
-    pub(crate) fn place(&self, runtime: &Runtime) -> Place {
-        match self {
-            Self::Host(bytes) => Place::of_host(bytes, runtime),
-            Self::Device(kept) => Place::of_device(kept),
-        }
+/// Returns where a part of an input is.
+pub(crate) fn place(part: &ReceivedPiece, runtime: &Runtime) -> Place {
+    match part {
+        ReceivedPiece::Host(bytes) => Place::of_host(bytes, runtime),
+        ReceivedPiece::Device(kept) => Place::of_device(kept),
     }
 }
 

@@ -20,10 +20,11 @@ use pharos::model::{Completion, Draft};
 use pharos::tensor::DataType;
 use pharos::wire::{BatchRequest, Load, ring};
 use pharos_backend::runtime::{AlignedBuffer, Devices, RegionRange, connect, map};
-use pharos_backend::{DeviceMemory, Metrics, Received, ReceivedOnDevice, Runtime, ScratchKind};
+use pharos_backend::{
+    DeviceMemory, Metrics, Received, ReceivedOnDevice, ReceivedPiece, Runtime, ScratchKind,
+};
 
 use crate::answer::{Answer, Channel};
-use crate::buffer::InputBytes;
 use crate::error::Fuzzed;
 use crate::fuzzed::Source;
 use crate::kept::{Kept, Releases};
@@ -69,7 +70,7 @@ pub fn calls(data: &[u8]) {
     delete_all(&source.objects);
     for request in requests {
         // SAFETY: created by this run; an error is a request that was released.
-        drop(unsafe { object::take(request) });
+        drop(unsafe { object::discard(request) });
     }
     // SAFETY: as above.
     drop(unsafe { object::take(attributes) });
@@ -174,13 +175,15 @@ impl World {
         let kept = Kept::new((1, position), &self.releases);
         let answer = Answer::new(&self.model, Channel::Joined(kept), Vec::new());
         let inputs = [DataType::Int32, DataType::Bytes].into_iter().enumerate();
-        let inputs = inputs.map(|(position, datatype)| Input {
-            model: self.model.clone(),
-            position,
-            datatype,
-            shape: vec![1, 2],
-            data: InputBytes::Host(Received::of_buffer(AlignedBuffer::zeroed(8))),
-            attributes: Mutex::new(None),
+        let inputs = inputs.map(|(position, datatype)| {
+            Object::new(Input {
+                model: self.model.clone(),
+                position,
+                datatype,
+                shape: vec![1, 2],
+                data: ReceivedPiece::Host(Received::of_buffer(AlignedBuffer::zeroed(8))),
+                attributes: Mutex::new(None),
+            })
         });
         let described = BatchRequest { rows: 1, id: "1".into(), ..BatchRequest::default() };
         object::make(Request::new(answer, &described, inputs.collect()))

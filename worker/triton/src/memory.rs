@@ -102,7 +102,7 @@ unsafe impl Send for AttributesPointer {}
 impl Drop for AttributesPointer {
     fn drop(&mut self) {
         // SAFETY: created by `make` and deleted here only.
-        drop(unsafe { object::take(self.0) });
+        drop(unsafe { object::discard(self.0) });
     }
 }
 

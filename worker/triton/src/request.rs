@@ -1,5 +1,6 @@
 //! `TRITONBACKEND_Request` and `TRITONBACKEND_Input`.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -8,17 +9,17 @@ use parking_lot::Mutex;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameter;
 use pharos::tensor::DataType;
-use pharos_backend::Memory;
+use pharos_backend::{Memory, ReceivedPiece};
 
 use crate::answer::Answer;
-use crate::buffer::InputBytes;
+use crate::buffer;
 use crate::error::interface;
 use crate::fault::Fault;
 use crate::foreign::{c_text, list, put, put_if_wanted, text};
 use crate::memory::{AttributesPointer, BufferAttributes, Place};
 use crate::message::{BOOL, DOUBLE, INT, STRING};
 use crate::model::Model;
-use crate::object::{self, Object, kinds};
+use crate::object::{self, Object, Objects, kinds};
 use crate::traces::Trace;
 use crate::values::CPU;
 
@@ -36,7 +37,7 @@ pub(crate) struct Input {
     pub(crate) position: usize,
     pub(crate) datatype: DataType,
     pub(crate) shape: Vec<i64>,
-    pub(crate) data: InputBytes,
+    pub(crate) data: ReceivedPiece,
     /// Created when the backend asks for them. Locked to read or write the pointer only.
     pub(crate) attributes: Mutex<Option<AttributesPointer>>,
 }
@@ -99,12 +100,12 @@ impl RequestParameter {
 /// `TRITONBACKEND_Request`.
 pub(crate) struct Request {
     pub(crate) answer: Arc<Answer>,
-    id: CString,
+    id: Cow<'static, CStr>,
     correlation: Result<u64, CString>,
     flags: u32,
     timeout_us: u64,
     parameters: Vec<RequestParameter>,
-    inputs: Vec<*mut Object<Input>>,
+    inputs: Objects<Input>,
     /// Null if the request is not traced.
     trace: *mut Object<Trace>,
     /// The states that the backend has created. Locked to add one only.
@@ -133,7 +134,7 @@ unsafe impl Send for StatePointer {}
 impl Drop for StatePointer {
     fn drop(&mut self) {
         // SAFETY: created by `make` and deleted here only.
-        drop(unsafe { object::take(self.0) });
+        drop(unsafe { object::discard(self.0) });
     }
 }
 
@@ -147,7 +148,7 @@ impl Request {
     pub(crate) fn new(
         answer: Arc<Answer>,
         request: &pharos::wire::BatchRequest,
-        inputs: Vec<Input>,
+        inputs: Vec<Object<Input>>,
     ) -> Self {
         let details = request.details.as_deref();
         let traced = details.filter(|details| details.traced);
@@ -160,7 +161,10 @@ impl Request {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         Self {
             answer,
-            id: c_text(&request.id),
+            id: match request.id.as_str() {
+                "" => Cow::Borrowed(c""),
+                id => Cow::Owned(c_text(id)),
+            },
             correlation: match details.map(|details| &details.correlation) {
                 None => Ok(0),
                 Some(CorrelationId::Uint(number)) => Ok(*number),
@@ -176,7 +180,7 @@ impl Request {
                 .iter()
                 .map(|(name, value)| RequestParameter::new(name, value))
                 .collect(),
-            inputs: inputs.into_iter().map(object::make).collect(),
+            inputs: inputs.into(),
             trace,
             states: Mutex::default(),
         }
@@ -184,7 +188,7 @@ impl Request {
 
     /// Returns the input at this index.
     fn input(&self, index: u32) -> Result<*mut Object<Input>, Fault> {
-        self.inputs.get(index as usize).copied().ok_or_else(|| {
+        self.inputs.pointer(index as usize).ok_or_else(|| {
             Fault::invalid(format!(
                 "out of bounds index {index}: request has {} inputs",
                 self.inputs.len()
@@ -212,13 +216,9 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        for input in self.inputs.drain(..) {
-            // SAFETY: created by `make` and deleted here only.
-            drop(unsafe { object::take(input) });
-        }
         if !self.trace.is_null() {
-            // SAFETY: as above.
-            drop(unsafe { object::take(self.trace) });
+            // SAFETY: created by `make` and deleted here only.
+            drop(unsafe { object::discard(self.trace) });
         }
     }
 }
@@ -226,7 +226,7 @@ impl Drop for Request {
 impl Input {
     /// Returns the only buffer. An input without bytes has none, but its first buffer may be asked
     /// for, as in Triton.
-    fn buffer(&self, index: u32) -> Result<&InputBytes, Fault> {
+    fn buffer(&self, index: u32) -> Result<&ReceivedPiece, Fault> {
         if index == 0 {
             return Ok(&self.data);
         }
@@ -238,7 +238,7 @@ impl Input {
     }
 
     fn buffers(&self) -> u32 {
-        u32::from(self.data.len() > 0)
+        u32::from(!self.data.is_empty())
     }
 
     fn name(&self) -> &CStr {
@@ -275,7 +275,7 @@ unsafe fn properties(input: *const Object<Input>, places: Properties) -> Result<
 
 /// # Safety
 /// The contract of this package.
-unsafe fn buffer(
+unsafe fn put_buffer(
     input: *const Object<Input>,
     index: u32,
     place: *mut *const c_void,
@@ -288,9 +288,9 @@ unsafe fn buffer(
         // As in Triton, a buffer that does not exist also sets the results.
         let input = object::get(input)?;
         let found = input.buffer(index);
-        put(place, found.as_ref().map_or(ptr::null(), |found| found.start()))?;
+        put(place, found.as_ref().map_or(ptr::null(), |found| buffer::start(found)))?;
         put(bytes, found.as_ref().map_or(0, |found| found.len() as u64))?;
-        input.data.place(&input.model.runtime).put(memory, device)?;
+        buffer::place(&input.data, &input.model.runtime).put(memory, device)?;
         found.map(drop)
     }
 }
@@ -380,10 +380,10 @@ interface! {
     ) {
         let name = text(name, "the name of an input")?;
         let request = object::get(request)?;
-        for found in &request.inputs {
-            if object::get(*found)?.name().to_bytes() == name.as_bytes() {
-                return put(input, *found);
-            }
+        let position =
+            request.inputs.iter().position(|found| found.name().to_bytes() == name.as_bytes());
+        if let Some(found) = position.and_then(|position| request.inputs.pointer(position)) {
+            return put(input, found);
         }
         put(input, ptr::null_mut())?;
         Err(Fault::invalid(format!("unknown request input name {name}")))
@@ -460,7 +460,7 @@ interface! {
             }
         }
         answer.release();
-        object::take(request).map(drop)
+        object::discard(request)
     }
 
     /// `TRITONBACKEND_InputProperties`.
@@ -499,7 +499,7 @@ interface! {
         memory: *mut c_int,
         device: *mut i64,
     ) {
-        buffer(input, index, place, bytes, memory, device)
+        put_buffer(input, index, place, bytes, memory, device)
     }
 
     /// `TRITONBACKEND_InputBufferForHostPolicy`. All policies have the same buffers.
@@ -512,7 +512,7 @@ interface! {
         memory: *mut c_int,
         device: *mut i64,
     ) {
-        buffer(input, index, place, bytes, memory, device)
+        put_buffer(input, index, place, bytes, memory, device)
     }
 
     /// `TRITONBACKEND_InputBufferAttributes`. The attributes belong to the input.
@@ -524,8 +524,8 @@ interface! {
     ) {
         let input = object::get(input)?;
         let bytes = input.buffer(index)?;
-        put(place, bytes.start())?;
-        let described = bytes.place(&input.model.runtime);
+        put(place, buffer::start(bytes))?;
+        let described = buffer::place(bytes, &input.model.runtime);
         put(attributes, AttributesPointer::of(&input.attributes, described))
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{self, ErrorPointer, interface};
 use crate::fault::Fault;
 use crate::foreign::{list, put, text};
 use crate::memory::{AttributesPointer, BufferAttributes};
-use crate::object::{self, Object, kinds};
+use crate::object::{self, Object, Objects, kinds};
 use crate::request::Request;
 use crate::values::{self, CPU};
 
@@ -29,8 +29,8 @@ pub(crate) struct Factory {
 /// `TRITONBACKEND_Response`.
 pub(crate) struct Response {
     answer: Arc<Answer>,
-    /// Locked to read or change the list only.
-    outputs: Mutex<Vec<OutputPointer>>,
+    /// With room for all outputs of the model. Locked to read or add one only.
+    outputs: Mutex<Objects<Output>>,
     /// Locked to add a parameter only.
     parameters: Mutex<Parameters>,
 }
@@ -48,27 +48,6 @@ pub(crate) struct Output {
     attributes: Mutex<Option<AttributesPointer>>,
 }
 
-/// An output that belongs to a response.
-struct OutputPointer(*mut Object<Output>);
-
-// SAFETY: the object may be used from any thread.
-unsafe impl Send for OutputPointer {}
-
-impl Drop for OutputPointer {
-    fn drop(&mut self) {
-        // SAFETY: created by `make`; deleted here, or before by `OutputPointer::take`.
-        drop(unsafe { object::take(self.0) });
-    }
-}
-
-impl OutputPointer {
-    /// Deletes the output and returns its value.
-    fn take(self) -> Result<Output, Fault> {
-        // SAFETY: created by `make` and not deleted before.
-        unsafe { object::take(self.0) }
-    }
-}
-
 kinds! {
     Factory = 13, "a response factory";
     Response = 14, "a response";
@@ -77,7 +56,8 @@ kinds! {
 
 impl Response {
     fn new(answer: &Arc<Answer>) -> Self {
-        Self { answer: answer.clone(), outputs: Mutex::default(), parameters: Mutex::default() }
+        let outputs = Mutex::new(Objects::with_room(answer.model.config.outputs.len()));
+        Self { answer: answer.clone(), outputs, parameters: Mutex::default() }
     }
 
     fn parameter(&self, name: &str, value: Parameter) {
@@ -91,9 +71,9 @@ impl Response {
     /// Returns the response in the form of the worker, with the outputs that the client wants.
     fn into_reply(self) -> Result<(Arc<Answer>, Reply), Fault> {
         let Self { answer, outputs, parameters } = self;
-        let mut made = Vec::new();
-        for output in outputs.into_inner() {
-            let output = output.take()?;
+        let mut outputs = outputs.into_inner();
+        let mut made = Vec::with_capacity(outputs.len());
+        for output in outputs.drain() {
             if answer.wants(output.position) {
                 made.push(output.into_reply()?);
             }
@@ -240,12 +220,12 @@ interface! {
             )));
         }
         let mut outputs = response.outputs.lock();
-        for OutputPointer(other) in outputs.iter() {
-            if object::get(*other)?.position == position {
-                return Err(Fault::exists(format!("the response has the output '{name}' already")));
-            }
+        let exists =
+            || Fault::exists(format!("the response has the output '{name}' already"));
+        if outputs.iter().any(|other| other.position == position) {
+            return Err(exists());
         }
-        let made = object::make(Output {
+        let made = outputs.add(Output {
             answer: answer.clone(),
             position,
             datatype,
@@ -253,8 +233,8 @@ interface! {
             bytes: Mutex::new(None),
             attributes: Mutex::new(None),
         });
-        outputs.push(OutputPointer(made));
-        put(output, made)
+        // There is room for each output of the model once.
+        put(output, made.ok_or_else(exists)?)
     }
 
     /// `TRITONBACKEND_OutputBuffer`: allocates the bytes of an output, in memory that the server

@@ -73,7 +73,7 @@ impl Link {
         }
         let Gathered { inputs, blocks } = gathered;
         self.lend(batch, blocks);
-        let details = self.details.load(Ordering::Relaxed);
+        let wants_details = self.details.load(Ordering::Relaxed);
         let released = self.arenas.outputs.take_released();
         let mut requests = Vec::with_capacity(batched_requests.len());
         for (position, batched) in batched_requests.iter().enumerate() {
@@ -83,7 +83,7 @@ impl Link {
                 rows: rows(batched),
                 parameters: batched.request.parameters.clone(),
                 sequence: steps.get(position).copied().flatten(),
-                details: details.then(|| Box::new(details_of(config, batched, given))),
+                details: if wants_details { details_of(config, batched, given) } else { None },
             });
         }
         let (placements, elements) = placements(config, batched_requests);
@@ -336,21 +336,21 @@ fn rows(batched: &BatchedRequest) -> u32 {
     u32::try_from(batched.checked.batch_size).unwrap_or(u32::MAX)
 }
 
-/// Returns details that only some backends use. A sequence that the server has started has no id
+/// Returns details that only some backends use; `None` if all of them have their defaults. A sequence that the server has started has no id
 /// except its key, and its first step the START flag, as in Triton. With an envelope, the backend
 /// sees what the client has sent.
 fn details_of(
     config: &ModelConfig,
     batched: &BatchedRequest,
     step: Option<SequenceStep>,
-) -> Details {
+) -> Option<Box<Details>> {
     let request = &batched.request;
     let visible_step = step.filter(|_| config.backend != envelope::BACKEND);
     let outputs = request.outputs.iter().filter_map(|wanted| {
         let position = config.outputs.iter().position(|output| output.name == wanted.name)?;
         u16::try_from(position).ok()
     });
-    Details {
+    let details = Details {
         correlation: match visible_step {
             Some(step) if request.correlation_id.is_none() => CorrelationId::Uint(step.key),
             _ => request.correlation_id.clone(),
@@ -364,7 +364,8 @@ fn details_of(
         traced: request.traced.is_some(),
         trace_context: request.traced.as_ref().and_then(Traced::context_json),
         ragged: ragged(config, request),
-    }
+    };
+    (details != Details::default()).then(|| Box::new(details))
 }
 
 /// Returns the shapes of a request's inputs that may be ragged, as the model sees them.
