@@ -58,7 +58,7 @@ struct InLoan {
 
 impl PassOn<'_> {
     /// Returns the location of each output that is an input passed on and that no other code holds:
-    /// another holder could change the input before it is read. Empty if there is none.
+    /// another holder could change the input before it is read. Empty without such an output.
     fn places(&self, outputs: &[(u32, ReplyOutput)]) -> Vec<Option<InLoan>> {
         let received = || outputs.iter().filter_map(|(_, output)| output.content.received());
         if !self.allowed || received().next().is_none() {
