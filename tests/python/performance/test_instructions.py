@@ -1,12 +1,11 @@
-"""The instructions and allocations of the frontend for a request, counted by valgrind: they do not depend on the speed of the
-machine.
+"""The instructions and allocations of the frontend for a request, and its instructions by stage, counted by valgrind: they do not
+depend on the speed of the machine.
 
 Valgrind does not follow the process of the model, and does not see the kernel. Background tasks of the frontend are part of the
 counts. A change of the compiler or of a library can change them: a failed test shows the numbers for the table.
 """
 
 import json
-import re
 import shutil
 import subprocess
 
@@ -15,6 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from harness.callgrind import Profile
 from harness.connections import connect, post, read_response
 from harness.server import EXAMPLES, Server
 
@@ -28,6 +28,60 @@ RECORDED = {
     "grpc": (106_700, 77),
 }
 """Instructions and allocations for a request of the example `simple` on one connection."""
+BUDGET = {
+    "http json": {
+        "HTTP library": 10_000,
+        "JSON library": 9_100,
+        "byte buffers": 1_200,
+        "HTTP interface": 12_200,
+        "listener and Call": 5_100,
+        "core": 9_100,
+        "engine": 12_300,
+        "event loop": 6_400,
+        "metrics": 2_600,
+    },
+    "http binary": {
+        "HTTP library": 11_600,
+        "JSON library": 800,
+        "byte buffers": 1_500,
+        "HTTP interface": 6_100,
+        "listener and Call": 5_200,
+        "core": 9_200,
+        "engine": 12_200,
+        "event loop": 6_500,
+        "metrics": 2_600,
+    },
+    "grpc": {
+        "HTTP library": 17_500,
+        "gRPC library": 36_300,
+        "byte buffers": 6_000,
+        "gRPC interface": 8_400,
+        "listener and Call": 5_900,
+        "core": 8_700,
+        "engine": 12_300,
+        "event loop": 11_000,
+        "metrics": 2_600,
+    },
+}
+"""Instructions of each stage for a request."""
+STAGE_TOLERANCE, STAGE_TOLERANCES = 0.05, {"event loop": 0.3, "listener and Call": 0.1}
+"""The event loops sleep and wake more often on a machine with other work."""
+SMALL = 500
+"""A difference in instructions that is always within the tolerance."""
+STAGES = {
+    "HTTP library": "hyper|^http::|httparse|http_body|axum|tower",
+    "gRPC library": "tonic|h2::|prost",
+    "event loop": "tokio|mio::",
+    "byte buffers": "bytes::",
+    "JSON library": "serde",
+    "HTTP interface": "pharos_http",
+    "gRPC interface": "pharos_grpc",
+    "listener and Call": "pharos_edge|pharos_listener|pharos_os",
+    "metrics": "pharos_metrics",
+    "engine": "pharos_engine",
+    "core": "pharos::",
+}
+"""The functions of each stage, by the packages in their names. The first pattern that matches counts."""
 ALLOCATORS = ("__rust_alloc", "__rust_alloc_zeroed", "__rust_realloc")
 """The functions that allocate, as their names in the binary end."""
 ROW = list(range(16))
@@ -86,31 +140,13 @@ class Counted(Server):
         state = "on" if on else "off"
         subprocess.run(["callgrind_control", "-i", state, str(self.process.pid)], check=True, capture_output=True, timeout=60)
 
-    def totals(self) -> tuple[int, int]:
-        """Returns the numbers of counted instructions and allocations, after the end of the server."""
-        counts = self.counts.read_text()
-        return int(re.search(r"^totals: (\d+)", counts, re.M)[1]), calls(counts, ALLOCATORS)
+    def profile(self) -> Profile:
+        """Returns the counts, after the end of the server."""
+        return Profile(self.counts)
 
 
-def calls(counts: str, functions: tuple[str, ...]) -> int:
-    """Returns the number of calls of functions whose names end like this, from a profile in the format of callgrind.
-
-    The format gives each name once, with a number that stands for it later: https://valgrind.org/docs/manual/cl-format.html
-    """
-    names, called, total = {}, "", 0
-    for kind, number, name, count in re.findall(r"^(?:(c?fn)=\((\d+)\)(?: (.*))?|calls=(\d+) .*)$", counts, re.M):
-        if count:
-            total += int(count) if called.endswith(functions) else 0
-            continue
-        if name:
-            names[number] = name
-        if kind == "cfn":
-            called = names[number]
-    return total
-
-
-def counted(folder, case: str) -> tuple[int, int]:
-    """Returns the instructions and allocations for a request."""
+def counted(folder, case: str) -> Profile:
+    """Returns the profile of COUNT requests."""
     with Counted(folder) as server:
         ask = CLIENTS[case](server)
         for _ in range(WARM_UP):
@@ -119,14 +155,22 @@ def counted(folder, case: str) -> tuple[int, int]:
         for _ in range(COUNT):
             ask()
         server.count(False)
-    instructions, allocations = server.totals()
-    return instructions // COUNT, allocations // COUNT
+    return server.profile()
 
 
 @pytest.mark.parametrize("case", RECORDED)
 def test_a_request_takes_the_recorded_numbers_of_instructions_and_allocations(tmp_path, case):
-    instructions, allocations = counted(tmp_path, case)
+    profile = counted(tmp_path, case)
+    instructions, allocations = profile.total() // COUNT, profile.calls_of(ALLOCATORS) // COUNT
     expected = RECORDED[case]
     found = f"{instructions:,} instructions and {allocations} allocations for a request, recorded are {expected}"
-    assert abs(instructions / expected[0] - 1) < TOLERANCE, found
+    stages = {stage: cost / COUNT for stage, cost in profile.stages(STAGES).items()}
+    recorded = BUDGET[case]
+    table = "\n".join(f"{stage}: {cost:,.0f}, recorded {recorded.get(stage, 0):,}" for stage, cost in sorted(stages.items()))
+    print(f"{case}: {found}\n{table}")
+    assert abs(instructions / expected[0] - 1) < TOLERANCE, f"{found}\n{table}"
     assert abs(allocations - expected[1]) <= ALLOCATIONS_TOLERANCE, found
+    for stage, cost in stages.items():
+        before = recorded.get(stage, 0)
+        tolerance = max(STAGE_TOLERANCES.get(stage, STAGE_TOLERANCE) * before, SMALL)
+        assert abs(cost - before) <= tolerance, f"the stage '{stage}' differs by more than {tolerance:,.0f}\n{table}"
