@@ -64,7 +64,7 @@ class Profile:
 
         callers = defaultdict(list)
         for (caller, called), cost in self.arcs.items():
-            if caller != called:
+            if caller != called and cost:
                 callers[called].append((caller, cost))
         found: dict[str, float] = defaultdict(float)
         rest: dict[str, float] = dict(self.own)
@@ -74,11 +74,11 @@ class Profile:
                 if name := stage(function):
                     found[name] += cost
                     continue
-                total = sum(share for _, share in callers[function])
-                for caller, share in callers[function] if total else ():
-                    above[caller] += cost * share / total
-                if not total:
+                if not callers[function]:
                     found["other"] += cost
+                total = sum(share for _, share in callers[function])
+                for caller, share in callers[function]:
+                    above[caller] += cost * share / total
             rest = above
         found["other"] += sum(rest.values())
         return dict(found)

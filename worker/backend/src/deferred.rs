@@ -117,17 +117,14 @@ impl DeferredBlocks {
     }
 
     /// Returns the block of an output that is an input passed on.
-    fn pass_on(
-        &mut self,
-        InLoan { loan, offset }: InLoan,
-        output: ReplyOutput,
-    ) -> Result<OutputBlock, InferError> {
+    fn pass_on(&mut self, place: InLoan, output: ReplyOutput) -> Result<OutputBlock, InferError> {
         let ReplyOutput { output, datatype, shape, content } = output;
         let len = content.received().map_or(0, |bytes| bytes.len() as u64);
         if let Content::Received(bytes) = content {
             self.kept.push(bytes);
         }
-        Ok(OutputBlock { offset, len, loan: Some(loan), ..block(output, datatype, shape)? })
+        let block = block(output, datatype, shape)?;
+        Ok(OutputBlock { offset: place.offset, len, loan: Some(place.loan), ..block })
     }
 }
 

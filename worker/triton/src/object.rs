@@ -104,7 +104,7 @@ impl<T: Kind> Objects<T> {
 
     /// Returns the values of the objects.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        // SAFETY: the objects are initialized until `clear`, which only `drain` calls.
+        // SAFETY: initialized: only `drain` takes values out, and it leaves no object here.
         self.0.iter().map(|object| unsafe { (*object.value.get()).assume_init_ref() })
     }
 

@@ -336,9 +336,9 @@ fn rows(batched: &BatchedRequest) -> u32 {
     u32::try_from(batched.checked.batch_size).unwrap_or(u32::MAX)
 }
 
-/// Returns details that only some backends use; `None` if all of them have their defaults. A sequence that the server has started has no id
-/// except its key, and its first step the START flag, as in Triton. With an envelope, the backend
-/// sees what the client has sent.
+/// Returns details that only some backends use; `None` if all of them have their defaults. A
+/// sequence that the server has started has no id except its key, and its first step the START flag,
+/// as in Triton. With an envelope, the backend sees what the client has sent.
 fn details_of(
     config: &ModelConfig,
     batched: &BatchedRequest,
